@@ -1,0 +1,52 @@
+# Everything runs in the project's own environment, .venv, which the first command makes.
+
+VENV   := .venv
+PYTHON := $(VENV)/bin/python
+STAMP  := $(VENV)/.installed
+BASE   := $(shell command -v python3.11 || command -v python3)
+
+.DEFAULT_GOAL := help
+.PHONY: help train test lint data bench lock clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+train: data ## train a small network with THOR, then with Momentum; table, curves.png (3 minutes)
+	$(PYTHON) scripts/quickstart.py
+
+test: data ## run the tests
+	$(PYTHON) -m pytest
+
+lint: $(STAMP) ## ruff (rules and format) and mypy
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m ruff format --check .
+	$(PYTHON) -m mypy
+
+data: $(STAMP) ## bring Fashion-MNIST (31 MB, once)
+	@$(PYTHON) -m scripts.data.fashion_mnist
+
+bench: $(STAMP) ## measure step times: Momentum, THOR's plain step, curvature step, refresh
+	$(PYTHON) scripts/bench_step.py
+
+lock: ## renew requirements.lock with the newest versions that pyproject.toml allows
+	@$(MAKE) --no-print-directory $(VENV)/bin/pip
+	$(VENV)/bin/pip install --upgrade --upgrade-strategy eager ".[train,dev]"
+	{ head -n 1 requirements.lock; \
+	  $(VENV)/bin/pip freeze --all | grep -v -i -E '^(pip==|mindspore[-_]thor)'; } > requirements.lock.new
+	mv requirements.lock.new requirements.lock
+
+clean: ## remove the environment, results of runs and caches (not the data)
+	rm -rf $(VENV) runs build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis kernel_meta rank_*
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/bin/pip:
+	@test -n "$(BASE)" && "$(BASE)" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || { \
+	  echo "Python 3.11 is needed (MindSpore 2.10), and found: $(or $(BASE),no python3 at all)." >&2; \
+	  echo "Install python3.11, or name one: make BASE=/path/to/python3.11" >&2; exit 1; }
+	"$(BASE)" -m venv $(VENV)
+
+# Repeats are instant and need no network: the stamp is renewed only when one of the two files changes.
+$(STAMP): pyproject.toml requirements.lock | $(VENV)/bin/pip
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check -r requirements.lock
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $(STAMP)

@@ -1,0 +1,91 @@
+"""ResNet-20, 32, 44 and 56 for images of 32 x 32 (He et al., 2016, section 4.2).
+
+One difference to the paper: where the width doubles, the shortcut is a 1 x 1 convolution with normalisation
+(their option B) and not zero padding (option A). It adds 2,752 weights to the paper's 0.27 million of ResNet-20.
+"""
+
+from __future__ import annotations
+
+from mindspore import Tensor, nn
+from mindspore.common.initializer import HeNormal
+
+
+class BasicBlock(nn.Cell):
+    """Two 3 x 3 convolutions and a shortcut: relu(x + norm(conv(relu(norm(conv(x))))))."""
+
+    def __init__(self, in_channels: int, out_channels: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = _conv(in_channels, out_channels, 3, stride)
+        self.norm1 = nn.BatchNorm2d(out_channels)
+        self.conv2 = _conv(out_channels, out_channels, 3, 1)
+        self.norm2 = nn.BatchNorm2d(out_channels)
+        self.relu = nn.ReLU()
+        self.shortcut: nn.Cell = nn.Identity()
+        if stride != 1 or in_channels != out_channels:
+            self.shortcut = nn.SequentialCell(
+                _conv(in_channels, out_channels, 1, stride), nn.BatchNorm2d(out_channels)
+            )
+
+    def construct(self, x: Tensor) -> Tensor:
+        """The block's output, at 1 / stride of the input's size."""
+        out = self.relu(self.norm1(self.conv1(x)))
+        return self.relu(self.norm2(self.conv2(out)) + self.shortcut(x))
+
+
+class ResNetCifar(nn.Cell):
+    """Images [B, C, 32, 32] to logits [B, classes]; 6 n + 2 layers for n blocks a stage."""
+
+    def __init__(self, blocks_per_stage: int, num_classes: int = 10, in_channels: int = 3) -> None:
+        super().__init__()
+        self.conv1 = _conv(in_channels, 16, 3, 1)
+        self.norm1 = nn.BatchNorm2d(16)
+        self.relu = nn.ReLU()
+        self.stage1 = _stage(16, 16, blocks_per_stage, stride=1)
+        self.stage2 = _stage(16, 32, blocks_per_stage, stride=2)
+        self.stage3 = _stage(32, 64, blocks_per_stage, stride=2)
+        self.fc = nn.Dense(64, num_classes)
+
+    def construct(self, x: Tensor) -> Tensor:
+        """Logits of a batch of images."""
+        x = self.relu(self.norm1(self.conv1(x)))
+        x = self.stage3(self.stage2(self.stage1(x)))
+        return self.fc(x.mean((2, 3)))
+
+
+def resnet20(num_classes: int = 10, in_channels: int = 3) -> ResNetCifar:
+    """ResNet-20: three blocks a stage."""
+    return ResNetCifar(3, num_classes, in_channels)
+
+
+def resnet32(num_classes: int = 10, in_channels: int = 3) -> ResNetCifar:
+    """ResNet-32: five blocks a stage."""
+    return ResNetCifar(5, num_classes, in_channels)
+
+
+def resnet44(num_classes: int = 10, in_channels: int = 3) -> ResNetCifar:
+    """ResNet-44: seven blocks a stage."""
+    return ResNetCifar(7, num_classes, in_channels)
+
+
+def resnet56(num_classes: int = 10, in_channels: int = 3) -> ResNetCifar:
+    """ResNet-56: nine blocks a stage."""
+    return ResNetCifar(9, num_classes, in_channels)
+
+
+def _conv(in_channels: int, out_channels: int, kernel: int, stride: int) -> nn.Conv2d:
+    """A convolution without bias, padded to keep the size, with He's initial weights."""
+    return nn.Conv2d(
+        in_channels,
+        out_channels,
+        kernel,
+        stride,
+        pad_mode="pad",
+        padding=kernel // 2,
+        weight_init=HeNormal(mode="fan_out", nonlinearity="relu"),
+    )
+
+
+def _stage(in_channels: int, out_channels: int, blocks: int, stride: int) -> nn.SequentialCell:
+    """Blocks of one width; the first one changes width and size."""
+    first = BasicBlock(in_channels, out_channels, stride)
+    return nn.SequentialCell([first] + [BasicBlock(out_channels, out_channels, 1) for _ in range(blocks - 1)])
