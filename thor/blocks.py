@@ -1,0 +1,102 @@
+"""How a Kronecker factor is cut into diagonal blocks (pure: no tensors, no MindSpore).
+
+A factor of dimension ``dim`` is cut into ``count`` blocks of one ``size`` (at most ``block_size``), the last one padded:
+with zeros while the factor is gathered, which damping turns into a multiple of the identity, so that a padded block's
+inverse is the inverse of what it holds. Blocks are even (785 at 128 becomes 7 of 120, not 6 of 128 and one of 17): the
+same number of blocks as the paper's cut, with less padding.
+
+What plain blocks lose is the strong direction that every block shares. The two other splits keep it beside the blocks:
+
+    "block"       A ~ D                       the paper's split
+    "block+mean"  A ~ D + u u^T               u: the mean of the rows that A sums, D: blocks of A - u u^T
+    "block+rank"  A ~ D + Z W^-1 Z^T          Z = A Q, W = Q^T A Q for a tracked subspace Q (Nystroem)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+SPLITS = ("block", "block+mean", "block+rank")
+_ALIGN = 8  # sizes are rounded up to this, where it costs little: vector units and cubes like it
+_ALIGN_FROM = 32
+
+
+@dataclass(frozen=True)
+class Cut:
+    """One factor's cut: ``count`` blocks of ``size`` rows cover ``dim`` rows; ``rank`` columns are kept beside them."""
+
+    dim: int
+    size: int
+    count: int
+    split: str = "block"
+    rank: int = 0
+
+    @property
+    def padded(self) -> int:
+        """Rows that the blocks cover: at least ``dim``."""
+        return self.size * self.count
+
+
+def even_cut(dim: int, block_size: int) -> tuple[int, int]:
+    """``(size, count)`` of the evenest cut of ``dim`` rows into as few blocks of at most ``block_size`` as possible."""
+    count = -(-dim // block_size)
+    size = -(-dim // count)
+    if count > 1 and size >= _ALIGN_FROM:
+        size = min(block_size, -(-size // _ALIGN) * _ALIGN)
+    return size, count
+
+
+def check_int(name: str, value: object, low: int, hint: str = "") -> int:
+    """``value`` as an int of at least ``low``, or an error with name, value and what is allowed."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an int, but got {value!r} of type {type(value).__name__}{hint}")
+    if value < low:
+        raise ValueError(f"{name} must be at least {low}, but got {value}{hint}")
+    return value
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockPlan:
+    """Which block size and which split every factor gets.
+
+    Args:
+        block_size: the largest block of any factor.
+        split: ``"block"``, ``"block+mean"`` or ``"block+rank"`` (see the module's text).
+        rank: directions kept beside the blocks by ``"block+rank"``; more follow the factor better and cost two thin
+            products per gradient each.
+        layers: exceptions, ``{regular expression on the layer's name: block size}``; the first match wins.
+    """
+
+    block_size: int = 128
+    split: str = "block+mean"
+    rank: int = 16
+    layers: Mapping[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_int("block_size", self.block_size, 1)
+        check_int("rank", self.rank, 1)
+        if self.split not in SPLITS:
+            raise ValueError(f"split must be one of {', '.join(SPLITS)}, but got {self.split!r}")
+        for pattern, size in self.layers.items():
+            check_int(f"block_size of layers matching {pattern!r}", size, 1)
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(f"layers: {pattern!r} is not a regular expression: {error}") from error
+
+    def cut(self, dim: int, layer: str = "") -> Cut:
+        """The cut of a factor of ``dim`` rows in ``layer``. A factor that fits one block is kept whole, and exact."""
+        block_size = next((s for pattern, s in self.layers.items() if re.search(pattern, layer)), self.block_size)
+        size, count = even_cut(dim, block_size)
+        if count == 1 or self.split == "block":
+            return Cut(dim, size, count)
+        rank = 1 if self.split == "block+mean" else min(self.rank, dim)
+        return Cut(dim, size, count, self.split, rank)
+
+    def describe(self) -> str:
+        """One line for logs and errors."""
+        rank = f", rank={self.rank}" if self.split == "block+rank" else ""
+        extra = f", {len(self.layers)} exceptions" if self.layers else ""
+        return f"block_size={self.block_size}, split={self.split!r}{rank}{extra}"

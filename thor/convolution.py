@@ -1,0 +1,116 @@
+"""Convolution as patches times weights: the geometry, the patches, and a forward pass made of them.
+
+Shapes: B examples, C input channels, O output channels, H x W pixels, k = kh * kw kernel positions, P output positions.
+The order of a patch's coordinates is (channel, kernel row, kernel column), that of the weight [O, C / groups, kh, kw].
+"""
+
+from __future__ import annotations
+
+from mindspore import nn, ops
+
+
+class Geometry(nn.Cell):
+    """What a convolution reads: kernel, stride, dilation, groups and padding of an ``nn.Conv2d``.
+
+    A Cell only so that its numbers are constants of a compiled graph.
+    """
+
+    def __init__(self, conv: nn.Conv2d):
+        super().__init__(auto_prefix=False)
+        self.kernel = _last_two(conv.kernel_size)
+        self.stride = _last_two(conv.stride)
+        self.dilation = _last_two(conv.dilation)
+        self.groups = conv.group
+        self.pad_mode = conv.pad_mode
+        pads = conv.padding
+        self.pads = (pads,) * 4 if isinstance(pads, int) else tuple(pads)  # top, bottom, left, right
+
+    def padding(self, height: int, width: int) -> tuple[int, int, int, int]:
+        """(top, bottom, left, right) for an input of ``height`` x ``width``, as MindSpore's three pad modes define."""
+        if self.pad_mode == "valid":
+            return (0, 0, 0, 0)
+        if self.pad_mode == "pad":
+            return self.pads
+        rows = same_padding(height, self.kernel[0], self.stride[0], self.dilation[0])
+        columns = same_padding(width, self.kernel[1], self.stride[1], self.dilation[1])
+        return rows + columns
+
+    def output_size(self, height: int, width: int) -> tuple[int, int]:
+        """Height and width of the output."""
+        top, bottom, left, right = self.padding(height, width)
+        rows = output_length(height + top + bottom, self.kernel[0], self.stride[0], self.dilation[0])
+        columns = output_length(width + left + right, self.kernel[1], self.stride[1], self.dilation[1])
+        return rows, columns
+
+    def construct(self, x):
+        """Patches [B, C k, P] of x [B, C, H, W]."""
+        batch, channels, height, width = x.shape
+        if self.kernel == (1, 1) and self.stride == (1, 1) and self.padding(height, width) == (0, 0, 0, 0):
+            return x.reshape(batch, channels, height * width)
+        top, bottom, left, right = self.padding(height, width)
+        if top == bottom and left == right:
+            return ops.unfold(x, self.kernel, self.dilation, (top, left), self.stride)
+        x = ops.pad(x, (left, right, top, bottom))
+        return ops.unfold(x, self.kernel, self.dilation, (0, 0), self.stride)
+
+
+def _last_two(value) -> tuple[int, int]:
+    return (value, value) if isinstance(value, int) else tuple(value)[-2:]
+
+
+def same_padding(length: int, kernel: int, stride: int, dilation: int) -> tuple[int, int]:
+    """(before, after) of pad_mode "same": the output has ceil(length / stride) positions; an odd rest goes after."""
+    outputs = (length + stride - 1) // stride
+    total = (outputs - 1) * stride + dilation * (kernel - 1) + 1 - length
+    total = total if total > 0 else 0
+    return total // 2, total - total // 2
+
+
+def output_length(padded: int, kernel: int, stride: int, dilation: int) -> int:
+    """Positions a kernel takes along an axis of ``padded`` pixels."""
+    return (padded - dilation * (kernel - 1) - 1) // stride + 1
+
+
+def convolve(x, weight, geometry, out_channels):
+    """x [B, C, H, W] convolved with weight [O, C / g, kh, kw] as one product a group: [B, O, H', W']."""
+    batch, _, height, width = x.shape
+    rows, columns = geometry.output_size(height, width)
+    groups = geometry.groups
+    patches = geometry(x).reshape(batch * groups, -1, rows * columns)
+    flat = weight.reshape(1, groups, out_channels // groups, -1)
+    flat = flat.broadcast_to((batch,) + flat.shape[1:]).reshape(batch * groups, out_channels // groups, -1)
+    return ops.bmm(flat, patches).reshape(batch, out_channels, rows, columns)
+
+
+class PatchConv2d(nn.Conv2d):
+    """An ``nn.Conv2d`` whose forward pass is patches times weights. Made by class assignment, never constructed."""
+
+    def construct(self, x):
+        """As ``nn.Conv2d``."""
+        output = convolve(x, self.weight, self.thor_geometry, self.out_channels)
+        if self.has_bias:
+            output = self.bias_add(output, self.bias)
+        return output
+
+
+def runs_as_patches(cell: nn.Cell) -> bool:
+    """Whether a convolution can run as patches: a plain NCHW ``nn.Conv2d``."""
+    return type(cell) is nn.Conv2d and cell.data_format == "NCHW"
+
+
+def use_patches(net: nn.Cell) -> int:
+    """Turn every plain ``nn.Conv2d`` of the network into a :class:`PatchConv2d`, in place; returns how many."""
+    convolutions = [cell for _, cell in net.cells_and_names() if runs_as_patches(cell)]
+    for cell in convolutions:
+        object.__setattr__(cell, "thor_geometry", Geometry(cell))
+        cell.__class__ = PatchConv2d
+    return len(convolutions)
+
+
+def restore(net: nn.Cell) -> int:
+    """Undo :func:`use_patches`; returns how many layers were restored."""
+    changed = [cell for _, cell in net.cells_and_names() if type(cell) is PatchConv2d]
+    for cell in changed:
+        cell.__class__ = nn.Conv2d
+        object.__delattr__(cell, "thor_geometry")
+    return len(changed)

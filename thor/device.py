@@ -1,0 +1,147 @@
+"""The only module that knows Ascend, GPU and CPU apart.
+
+It answers three questions: which target runs, how a convolution is computed there, and which inverse suits it.
+Everything else in the package is written once, with operators that MindSpore documents for all three targets.
+
+Convolutions on a CPU
+    oneDNN has no fast float32 NCHW kernel under AVX-512 and falls back to a reference loop, thirty times slower than
+    its AVX2 kernel. ``DNNL_MAX_CPU_ISA=AVX2`` cures that, but halves the speed of matrix products, must be set before
+    the first operator runs, and is one setting for the whole process. So where the native kernel is slow, a
+    convolution runs as patches times weights, which needs no setting at all; everywhere else it stays native.
+    The choice depends on the machine alone, never on a timing, so that a run repeats bit for bit.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from functools import lru_cache
+from pathlib import Path
+
+import mindspore as ms
+
+TARGETS = ("CPU", "GPU", "Ascend")
+INVERSES = ("lapack", "cholesky", "newton-schulz")
+CONVOLUTIONS = ("native", "patches")
+CONVOLUTION_VARIABLE = "THOR_CONVOLUTION"
+
+#: What inverts a damped block best: LAPACK on the host where the tensors are there already, batched Cholesky where
+#: ``ops.cholesky`` exists (GPU, CPU), matrix products alone where only they are fast (Ascend).
+_INVERSE_OF_TARGET = {"CPU": "lapack", "GPU": "cholesky", "Ascend": "newton-schulz"}
+
+#: oneDNN instruction-set caps under which the native convolution is the fast AVX2 one.
+_CAPS_BELOW_AVX512 = {"SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2"}
+
+
+def _is_present(target: str) -> bool:
+    if target == "CPU":
+        return True
+    probe = getattr(ms.device_context, target.lower(), None)
+    try:
+        return bool(probe and probe.is_available())
+    except (RuntimeError, ValueError, AttributeError, OSError):
+        return False  # MindSpore raises where a plugin is missing instead of answering
+
+
+def select(target: str = "auto") -> str:
+    """Set MindSpore's target and return its name.
+
+    Args:
+        target: ``"CPU"``, ``"GPU"``, ``"Ascend"``, or ``"auto"`` for the best one present.
+
+    Raises:
+        ValueError: an unknown name, or a device that is not there.
+    """
+    names = {name.lower(): name for name in (*TARGETS, "auto")}
+    if not isinstance(target, str) or target.lower() not in names:
+        raise ValueError(f"device must be one of {', '.join(TARGETS)} or auto, but got {target!r}")
+    wanted = names[target.lower()]
+    if wanted == "auto":
+        wanted = next((name for name in ("Ascend", "GPU") if _is_present(name)), "CPU")
+    elif not _is_present(wanted):
+        present = [name for name in TARGETS if _is_present(name)]
+        raise ValueError(
+            f"device {wanted} is not available to MindSpore {ms.__version__} here (present: {', '.join(present)}); "
+            f"install its driver and plugin, or choose device=auto"
+        )
+    try:
+        ms.set_device(wanted)
+    except RuntimeError as error:
+        raise ValueError(f"MindSpore could not start device {wanted}: {str(error).splitlines()[0]}") from error
+    return wanted
+
+
+def current() -> str:
+    """The target MindSpore runs on: ``"CPU"``, ``"GPU"`` or ``"Ascend"``."""
+    return str(ms.get_context("device_target"))
+
+
+def inverse_method(requested: str | None = None) -> str:
+    """The inverse that suits the current target, or the one asked for, checked."""
+    if requested is None:
+        return _INVERSE_OF_TARGET.get(current(), "newton-schulz")
+    if requested not in INVERSES:
+        raise ValueError(f"inverse must be one of {', '.join(INVERSES)} or None, but got {requested!r}")
+    return requested
+
+
+@lru_cache(maxsize=1)
+def _has_avx512() -> bool:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="ignore")
+    except OSError:
+        return False
+    return "avx512f" in text
+
+
+def convolution_path() -> str:
+    """``"native"`` or ``"patches"``: how a convolution runs on the current target (see the module's text).
+
+    The environment variable ``THOR_CONVOLUTION`` overrides the choice.
+    """
+    asked = os.environ.get(CONVOLUTION_VARIABLE, "").lower()
+    if asked:
+        if asked not in CONVOLUTIONS:
+            raise ValueError(f"{CONVOLUTION_VARIABLE} must be one of {', '.join(CONVOLUTIONS)}, but got {asked!r}")
+        return asked
+    cap = (os.environ.get("DNNL_MAX_CPU_ISA") or os.environ.get("ONEDNN_MAX_CPU_ISA") or "").upper()
+    if current() == "CPU" and _has_avx512() and cap not in _CAPS_BELOW_AVX512:
+        return "patches"
+    return "native"
+
+
+def limit_instruction_set(isa: str = "AVX2") -> None:
+    """Cap oneDNN's instruction set for this process: the other cure for slow convolutions (products get slower).
+
+    It works only before MindSpore runs its first operator; after that a warning says what to do.
+    """
+    if os.environ.get("DNNL_MAX_CPU_ISA", "").upper() == isa.upper():
+        return
+    if _operators_ran():
+        warnings.warn(
+            f"DNNL_MAX_CPU_ISA={isa} comes too late: MindSpore has already used oneDNN in this process. "
+            f"Set it in the shell (DNNL_MAX_CPU_ISA={isa} python ...), or leave convolutions to "
+            f"thor.device.fast_convolutions(net), which needs no setting.",
+            stacklevel=2,
+        )
+        return
+    os.environ["DNNL_MAX_CPU_ISA"] = isa
+
+
+def _operators_ran() -> bool:
+    """Whether oneDNN may have read its setting: its kernels are mapped once the CPU backend has loaded."""
+    try:
+        return "dnnl" in Path("/proc/self/maps").read_text(encoding="ascii", errors="ignore")
+    except OSError:
+        return True
+
+
+def fast_convolutions(net: ms.nn.Cell) -> int:
+    """Make the network's ``nn.Conv2d`` layers fast on this target, in place; returns how many were changed.
+
+    For a network trained with a first-order optimizer; layers captured by THOR are served already. Names, values and
+    checkpoints stay as they are, and ``thor.detach(net)`` undoes it.
+    """
+    from thor.convolution import use_patches  # device.py sits at the bottom of the import order
+
+    return use_patches(net) if convolution_path() == "patches" else 0

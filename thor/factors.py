@@ -1,0 +1,95 @@
+"""What the Kronecker factors A and G of a layer are (pure functions of tensors, float32).
+
+Every layer is brought to one form: *features* X [c, d, R], with c independent copies (groups of a convolution, else 1),
+d coordinates and R rows (examples, or example-position pairs), and a scale; the factor is scale * X X^T.
+
+    layer    rows R   A, of the input                G, of g = dL/ds, L the mean loss    source
+    dense    N        (1/N) sum a a^T                N sum g g^T                         Martens & Grosse 2015
+    conv     B P      (1/B) sum of patches p p^T     (B / P) sum g g^T                   Grosse & Martens 2016 (KFC)
+
+N counts every leading axis of a dense layer's input (K-FAC expand, Eschenhagen et al. 2023), B examples, P positions.
+With a bias, A's last coordinate is the constant 1. Then A (x) G estimates the Fisher of the per-example losses.
+
+A factor is gathered block-diagonal in the first place, [c n, b, R] x [c n, R, b]: the d x d product is never formed.
+"""
+
+from __future__ import annotations
+
+import mindspore as ms
+from mindspore import ops
+
+
+def dense_input(x, homogeneous):
+    """Input rows [N, I] to features [1, I (+1), N] and A's scale 1 / N."""
+    rows = x.shape[0]
+    features = x.astype(ms.float32).T.reshape(1, x.shape[1], rows)
+    return append_ones(features, homogeneous), 1.0 / rows
+
+
+def dense_output(g):
+    """Output gradients [N, O] to features [1, O, N] and G's scale N."""
+    rows = g.shape[0]
+    return g.astype(ms.float32).T.reshape(1, g.shape[1], rows), 1.0 * rows
+
+
+def conv_input(x, geometry, homogeneous):
+    """Input [B, C, H, W] to features [g, (C / g) k (+1), B P] and A's scale 1 / B."""
+    patches = geometry(x.astype(ms.float32))
+    batch, coordinates, positions = patches.shape
+    groups = geometry.groups
+    features = patches.transpose(1, 0, 2).reshape(groups, coordinates // groups, batch * positions)
+    return append_ones(features, homogeneous), 1.0 / batch
+
+
+def conv_output(g, groups):
+    """Output gradients [B, O, H, W] to features [g, O / g, B P] and G's scale B / P."""
+    batch, channels, height, width = g.shape
+    positions = height * width
+    features = g.astype(ms.float32).reshape(batch, channels, positions).transpose(1, 0, 2)
+    return features.reshape(groups, channels // groups, batch * positions), 1.0 * batch / positions
+
+
+def append_ones(features, homogeneous):
+    """Add the bias's coordinate, constant 1, behind the others."""
+    if not homogeneous:
+        return features
+    copies, _, rows = features.shape
+    return ops.cat((features, ops.ones((copies, 1, rows), ms.float32)), 1)
+
+
+def pad_features(features, padded):
+    """Zero coordinates behind [c, d, R] up to ``padded``, so that blocks are even."""
+    copies, dim, rows = features.shape
+    if dim == padded:
+        return features
+    return ops.cat((features, ops.zeros((copies, padded - dim, rows), ms.float32)), 1)
+
+
+def block_gram(features, scale, size, count):
+    """The diagonal blocks [c, n, b, b] of scale * X X^T for padded features [c, n b, R]."""
+    copies, _, rows = features.shape
+    blocks = features.reshape(copies * count, size, rows)
+    gram = ops.BatchMatMul(transpose_b=True)(blocks, blocks)
+    return (gram * scale).reshape(copies, count, size, size)
+
+
+def scaled_mean(features, scale):
+    """u [c, n b, 1] with scale * X X^T - u u^T positive semi-definite: u = sqrt(scale / R) * sum of rows.
+
+    u u^T is R * scale times the outer product of the mean row, the largest share of the mean's direction that can be
+    taken out (Jensen). For a dense layer's A it is the mean input itself.
+    """
+    return (features.sum(-1) * (scale / features.shape[2]) ** 0.5).expand_dims(-1)
+
+
+def sketch(features, scale, probe):
+    """Z = scale * X (X^T Q), [c, n b, r] for Q [c, n b, r]: the factor applied to Q without forming it."""
+    rows = ops.BatchMatMul(transpose_a=True)(probe, features)
+    return ops.BatchMatMul(transpose_b=True)(features, rows) * scale
+
+
+def traces(blocks):
+    """tr of each copy's factor, [c], from its blocks [c, n, b, b]."""
+    copies, count, size, _ = blocks.shape
+    diagonal = ops.arange(0, size * size, size + 1)
+    return ops.gather(blocks.reshape(copies * count, size * size), diagonal, 1).reshape(copies, -1).sum(-1)

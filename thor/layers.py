@@ -1,0 +1,167 @@
+"""The state of captured layers as named Parameters: two clocks, kept apart.
+
+A :class:`Factor` holds an *estimate* (running averages, refreshed at every curvature step) and a *cache* (the damped
+inverse, refreshed when the trace rule says so). Both are Parameters, so a checkpoint restores them exactly.
+
+    estimate   blocks [c, n, b, b]   diagonal blocks of the factor
+               beside [c, n b, r]    the scaled mean (r = 1), or Z = A Q; [1] where nothing is kept
+               probe  [c, n b, r]    Q of "block+rank"; the port's slot otherwise
+               uses   [1]            how often the layer runs in one forward pass
+    cache      inverse [c, n, b, b]  D^-1, D the damped blocks of what stands beside them
+               s, t   [c, n b, r]    Woodbury: (D + U^T U)^-1 = D^-1 - s t^T
+"""
+
+from __future__ import annotations
+
+import zlib
+
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter, Tensor
+
+from thor.blocks import BlockPlan, Cut
+from thor.capture import Port, Target, attach
+
+PREFIX = "thor."
+
+
+def parameter(name: str, value: np.ndarray) -> Parameter:
+    """A named state Parameter. Never trainable by an optimizer, but differentiable where a port needs it."""
+    return Parameter(Tensor(np.ascontiguousarray(value)), name=PREFIX + name, requires_grad=True)
+
+
+class Factor:
+    """One Kronecker factor of one layer."""
+
+    def __init__(self, name: str, cut: Cut, copies: int):
+        self.name, self.cut, self.copies = name, cut, copies
+        blocks = (copies, cut.count, cut.size, cut.size)
+        thin = (copies, cut.padded, cut.rank) if cut.rank else (1,)
+        self.blocks = parameter(f"{name}.blocks", np.zeros(blocks, np.float32))
+        self.beside = parameter(f"{name}.beside", np.zeros(thin, np.float32))
+        self.probe = parameter(f"{name}.probe", self._first_probe(thin))
+        self.uses = parameter(f"{name}.uses", np.ones(1, np.float32))
+        identity = np.broadcast_to(np.eye(cut.size, dtype=np.float32), blocks)
+        self.inverse = parameter(f"{name}.inverse", identity)
+        self.s = parameter(f"{name}.s", np.zeros(thin, np.float32))
+        self.t = parameter(f"{name}.t", np.zeros(thin, np.float32))
+
+    def _first_probe(self, thin: tuple[int, ...]) -> np.ndarray:
+        """Orthonormal random directions, the same in every run: seeded by the factor's name."""
+        probe = np.zeros(thin, np.float32)
+        if self.cut.split == "block+rank":
+            rng = np.random.default_rng(zlib.crc32(self.name.encode()))
+            for copy in range(self.copies):
+                q, _ = np.linalg.qr(rng.standard_normal((self.cut.dim, self.cut.rank)))
+                probe[copy, : self.cut.dim] = q
+        return probe
+
+    @property
+    def port_parameters(self) -> tuple[Parameter, Parameter, Parameter]:
+        """What a port differentiates: its gradients are the fresh statistics."""
+        return self.blocks, self.probe, self.uses
+
+    @property
+    def estimates(self) -> tuple[Parameter, Parameter, Parameter]:
+        """Where the fresh statistics are averaged into, in the order of :attr:`port_parameters`."""
+        return self.blocks, self.beside, self.uses
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """Everything, for checkpoints."""
+        return (*self.estimates, self.probe, self.inverse, self.s, self.t)
+
+    def dense(self) -> np.ndarray:
+        """The factor as it is approximated, [c, dim, dim] float32: blocks, and what stands beside them."""
+        blocks = self.blocks.asnumpy()
+        full = assemble(blocks)
+        beside = directions(self)
+        if beside is not None:
+            shared = np.einsum("cri,crj->cij", beside, beside)
+            inside = np.kron(np.eye(self.cut.count), np.ones((self.cut.size, self.cut.size))) > 0
+            full = np.where(inside, full, shared)  # inside a block the factor itself, outside U^T U
+        return full[:, : self.cut.dim, : self.cut.dim].astype(np.float32)
+
+    def dense_inverse(self) -> np.ndarray:
+        """The damped inverse as it is applied, [c, dim, dim] float32."""
+        full = assemble(self.inverse.asnumpy())
+        if self.cut.rank:
+            full = full - self.s.asnumpy() @ self.t.asnumpy().transpose(0, 2, 1)
+        return full[:, : self.cut.dim, : self.cut.dim].astype(np.float32)
+
+
+def assemble(blocks: np.ndarray) -> np.ndarray:
+    """[c, n, b, b] on the diagonal of [c, n b, n b]."""
+    copies, count, size, _ = blocks.shape
+    full = np.zeros((copies, count * size, count * size), blocks.dtype)
+    for index in range(count):
+        part = slice(index * size, (index + 1) * size)
+        full[:, part, part] = blocks[:, index]
+    return full
+
+
+def directions(factor: Factor) -> np.ndarray | None:
+    """U [c, r, n b] in float64 with A - U^T U positive semi-definite, from the estimate; None for plain blocks.
+
+    Mean: the scaled mean; a layer used k times sums k means, and sum_i A_i - (1/k) (sum u)(sum u)^T is still positive
+    semi-definite. Rank: Nystroem, U = W^(-1/2) Z^T with W = Q^T Z; directions in which W is numerically zero carry
+    nothing and are dropped, which keeps U^T U below A.
+    """
+    if not factor.cut.rank:
+        return None
+    beside = factor.beside.asnumpy().astype(np.float64)
+    if factor.cut.split == "block+mean":
+        return beside.transpose(0, 2, 1) / np.sqrt(max(1.0, float(factor.uses.asnumpy()[0])))
+    probe = factor.probe.asnumpy().astype(np.float64)
+    w = probe.transpose(0, 2, 1) @ beside
+    values, vectors = np.linalg.eigh((w + w.transpose(0, 2, 1)) / 2)
+    keep = values > 1e-6 * np.maximum(values[:, -1:], 1e-300)
+    roots = np.where(keep, 1.0 / np.sqrt(np.where(keep, values, 1.0)), 0.0)
+    return roots[:, :, None] * (vectors.transpose(0, 2, 1) @ beside.transpose(0, 2, 1))
+
+
+class Layer:
+    """A captured layer: its weights, its two factors, its ports."""
+
+    def __init__(self, target: Target, plan: BlockPlan):
+        self.name, self.kind, self.cells = target.name, target.kind, target.cells
+        self.weight, self.bias, self.copies = target.weight, target.bias, target.copies
+        self.a = Factor(f"{target.name}.a", plan.cut(target.a_dim, target.name), target.copies)
+        self.g = Factor(f"{target.name}.g", plan.cut(target.g_dim, target.name), target.copies)
+        self.ports: list[Port] = attach(
+            target, self.a.cut, self.g.cut, self.a.port_parameters, self.g.port_parameters
+        )
+
+    @property
+    def port_parameters(self) -> tuple[Parameter, ...]:
+        """(blocks, probe, uses) of A, then of G."""
+        return (*self.a.port_parameters, *self.g.port_parameters)
+
+    @property
+    def estimates(self) -> tuple[Parameter, ...]:
+        """Where the fresh statistics go, in the same order."""
+        return (*self.a.estimates, *self.g.estimates)
+
+    @property
+    def bytes(self) -> int:
+        """Memory of the layer's curvature state."""
+        return sum(p.nbytes for f in (self.a, self.g) for p in f.parameters)
+
+    @property
+    def cost(self) -> float:
+        """Relative cost of gathering and inverting the factors: what a stopped layer saves."""
+        return float(sum(f.copies * f.cut.count * f.cut.size**3 for f in (self.a, self.g)))
+
+    def fingerprint(self) -> str:
+        """What a checkpoint of this layer's state must agree with."""
+        return f"{self.name}:{self.kind}:{self.copies}:{self.a.cut}:{self.g.cut}"
+
+
+def float_parameter(name: str, value: float | list[float] | np.ndarray) -> Parameter:
+    """A small host-side float32 state Parameter."""
+    return parameter(name, np.atleast_1d(np.asarray(value, np.float32)))
+
+
+def int_parameter(name: str, value: int | np.ndarray) -> Parameter:
+    """A small host-side int32 state Parameter."""
+    return Parameter(Tensor(np.atleast_1d(np.asarray(value, np.int32)), ms.int32), PREFIX + name, requires_grad=False)

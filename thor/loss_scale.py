@@ -1,0 +1,62 @@
+"""Loss scales: a fixed factor, or one that adapts to overflow. The live value is state and lives in THOR."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any
+
+import mindspore as ms
+
+
+@dataclass(frozen=True, kw_only=True)
+class DynamicLossScale:
+    """Divide by ``factor`` at an overflow, multiply by it after ``window`` finite steps in a row.
+
+    Args:
+        initial: the first scale; high, because an overflow costs one skipped step.
+        factor: by how much the scale moves.
+        window: finite steps before the scale grows.
+        minimum: the scale falls no lower; an overflow there counts as a non-finite step.
+    """
+
+    initial: float = 2.0**16
+    factor: float = 2.0
+    window: int = 1000
+    minimum: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.initial >= self.minimum > 0:
+            raise ValueError(
+                f"loss scale initial must be at least minimum > 0, but got initial={self.initial}, "
+                f"minimum={self.minimum}"
+            )
+        if not self.factor > 1:
+            raise ValueError(f"loss scale factor must be greater than 1, but got {self.factor}")
+        if self.window < 1:
+            raise ValueError(f"loss scale window must be at least 1, but got {self.window}")
+
+
+def read(value: Any) -> tuple[float, DynamicLossScale | None]:
+    """The initial scale and the adaptive rule, if any.
+
+    Takes a number, a :class:`DynamicLossScale`, or MindSpore's ``amp.StaticLossScaler`` and ``amp.DynamicLossScaler``.
+    """
+    if isinstance(value, DynamicLossScale):
+        return value.initial, value
+    if isinstance(value, ms.amp.DynamicLossScaler):
+        initial = float(value.scale_value.asnumpy())
+        rule = DynamicLossScale(
+            initial=initial, factor=float(value.scale_factor), window=int(value.scale_window), minimum=min(1.0, initial)
+        )
+        return initial, rule
+    if isinstance(value, ms.amp.StaticLossScaler):
+        value = value.scale_value
+        value = value.asnumpy().item() if isinstance(value, ms.Tensor) else value
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(
+            f"loss_scale must be a number, thor.DynamicLossScale or a mindspore.amp loss scaler, but got {value!r}"
+        )
+    if not 0 < value < float("inf"):
+        raise ValueError(f"loss_scale must be finite and greater than 0, but got {value}")
+    return float(value), None

@@ -1,0 +1,112 @@
+"""The trace rule: which layers refresh their inverse, which keep it, which stop for good (pure host policy).
+
+At each candidate refresh a layer compares the trace of its fresh Fisher block with that of the block it last adopted,
+
+    Delta = |tr(F^k) - tr(F^adopted)| / tr(F^adopted),
+
+both damped with the current damping (Chen et al., "THOR, Trace-based Hardware-driven Layer-Oriented Natural Gradient
+Descent Computation", AAAI 2021):
+
+    Delta >  update           UPDATE  adopt F^k and invert it
+    stop <= Delta <= update   KEEP    go on with the adopted block and its inverse
+    Delta <  stop             STOP    the adopted inverse stays for the rest of training
+
+The adopted block may be several intervals old, so slow drift adds up and triggers in the end.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Decision(Enum):
+    """What a candidate refresh decides for one layer."""
+
+    UPDATE = "update"
+    KEEP = "keep"
+    STOP = "stop"
+
+
+@dataclass(frozen=True)
+class RefreshRecord:
+    """One decision: at ``step``, ``layer`` had damped trace ``trace``, which differs by ``change`` from the adopted one
+    (None at the first candidate, which has nothing to compare with)."""
+
+    step: int
+    layer: str
+    trace: float
+    change: float | None
+    decision: Decision
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceRule:
+    """The two thresholds of the rule.
+
+    Args:
+        update: relative trace change above which a layer refreshes. 0 means no test at all: always refresh.
+        stop: relative trace change below which a layer stops for good. 0 means that no layer ever stops.
+    """
+
+    update: float = 0.01
+    stop: float = 0.001
+
+    def __post_init__(self) -> None:
+        for name, value in (("update", self.update), ("stop", self.stop)):
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                raise TypeError(f"refresh threshold {name} must be a number, but got {value!r}")
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"refresh threshold {name} must be finite and at least 0, but got {value}")
+        if self.stop > self.update:
+            raise ValueError(
+                f"refresh threshold stop must be at most update, but got stop={self.stop} > update={self.update}"
+            )
+
+    @classmethod
+    def thor(cls) -> TraceRule:
+        """The paper's THOR: (0.01, 0), refresh by trace, never stop."""
+        return cls(update=0.01, stop=0.0)
+
+    @classmethod
+    def thor_stop(cls) -> TraceRule:
+        """The paper's THOR_stop: (0.01, 0.001)."""
+        return cls(update=0.01, stop=0.001)
+
+    @classmethod
+    def thor_nt(cls) -> TraceRule:
+        """The paper's THOR_NT: no trace test, every candidate refreshes."""
+        return cls(update=0.0, stop=0.0)
+
+    def decide(self, adopted: float | None, fresh: float) -> tuple[Decision, float | None]:
+        """The decision and the relative change, from the adopted and the fresh damped trace (both positive)."""
+        if adopted is None:
+            return Decision.UPDATE, None
+        change = abs(fresh - adopted) / adopted
+        if self.update == 0 or change > self.update:
+            return Decision.UPDATE, change
+        if change < self.stop:
+            return Decision.STOP, change
+        return Decision.KEEP, change
+
+
+def pi_split(damping: float, trace_a: float, trace_g: float, dim_a: int, dim_g: int) -> tuple[float, float]:
+    """``(a, g)`` with ``a * g = damping``: what each factor's diagonal gets.
+
+    a = pi sqrt(damping), g = sqrt(damping) / pi, pi^2 = (tr A / dim A) / (tr G / dim G): both factors are damped in
+    proportion to their own scale (Martens & Grosse 2015, eq. 6.3). A factor without any scale takes pi = 1.
+    """
+    root = math.sqrt(damping)
+    ratio = (trace_a / dim_a) / (trace_g / dim_g) if trace_a > 0 and trace_g > 0 else 1.0
+    pi = math.sqrt(ratio) if math.isfinite(ratio) and ratio > 0 else 1.0
+    return pi * root, root / pi
+
+
+def damped_trace(damping: float, trace_a: float, trace_g: float, dim_a: int, dim_g: int) -> float:
+    """tr((A + a I) (x) (G + g I)) = (tr A + a dim A)(tr G + g dim G): the trace of the block as it is inverted.
+
+    Adding ``damping * dim A * dim G`` instead would drown tr F late in training and stop layers that still move.
+    """
+    a, g = pi_split(damping, trace_a, trace_g, dim_a, dim_g)
+    return (trace_a + a * dim_a) * (trace_g + g * dim_g)

@@ -1,0 +1,140 @@
+"""Hyper-parameters over steps: the published learning-rate and damping recipes, and the growing refresh interval.
+
+A schedule is any callable from the step (from 0) to a number; a plain number stands for itself, and MindSpore's own
+``LearningRateSchedule`` cells are taken as they are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any
+
+import mindspore as ms
+import numpy as np
+
+Schedule = float | int | Callable[[int], float]
+
+
+@dataclass(frozen=True)
+class PolynomialRate:
+    """lr(e) = initial (1 - e / end_epoch)^power, halved once more from each epoch in ``halve_at``.
+
+    e = (step + 1) / steps_per_epoch is the epoch that the step ends in. The recipe of THOR's authors for ResNet-50 on
+    ImageNet (released configurations): initial 0.05803, power 4.0839, end_epoch 53, halved at 39 and 40 on Ascend;
+    0.05672, 4.9687 and 50 on GPU.
+    """
+
+    initial: float
+    power: float
+    end_epoch: float
+    steps_per_epoch: int
+    halve_at: tuple[float, ...] = (39, 40)
+
+    def __post_init__(self) -> None:
+        _check_positive(self, "initial", "power", "end_epoch", "steps_per_epoch")
+
+    def __call__(self, step: int) -> float:
+        epoch = (step + 1) / self.steps_per_epoch
+        halvings = sum(epoch >= at for at in self.halve_at)
+        return self.initial * max(0.0, 1.0 - epoch / self.end_epoch) ** self.power * 0.5**halvings
+
+
+@dataclass(frozen=True)
+class ExponentialDamping:
+    """damping(e) = initial * decay^(e / every), e = (step + 1) / steps_per_epoch.
+
+    Released for ResNet-50: 0.03 and 0.50036 on Ascend, 0.02345 and 0.5467 on GPU, both every 10 epochs.
+    """
+
+    initial: float
+    decay: float
+    steps_per_epoch: int
+    every: float = 10.0
+
+    def __post_init__(self) -> None:
+        _check_positive(self, "initial", "decay", "steps_per_epoch", "every")
+
+    def __call__(self, step: int) -> float:
+        return float(self.initial * self.decay ** ((step + 1) / self.steps_per_epoch / self.every))
+
+
+@dataclass(frozen=True)
+class GrowingInterval:
+    """A refresh interval that grows from ``start`` to ``end`` steps, each ``factor`` times the one before.
+
+    The Fisher changes fast early and settles later, so refreshes thin out, to one an epoch when ``end`` is the number
+    of steps in an epoch. Written in closed form, interval(step) = min(end, start + (factor - 1) step), so that it needs
+    no memory of its own and a resumed run goes on exactly.
+    """
+
+    start: int
+    end: int
+    factor: float = 1.5
+
+    def __post_init__(self) -> None:
+        for name in ("start", "end"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"GrowingInterval {name} must be an int of at least 1, but got {value!r}")
+        if self.end < self.start:
+            raise ValueError(f"GrowingInterval end must be at least start={self.start}, but got {self.end}")
+        if not self.factor >= 1:
+            raise ValueError(f"GrowingInterval factor must be at least 1, but got {self.factor!r}")
+
+    def __call__(self, step: int) -> int:
+        return min(self.end, int(self.start + (self.factor - 1) * step))
+
+
+def _check_positive(owner: object, *names: str) -> None:
+    for name in names:
+        value = getattr(owner, name)
+        if isinstance(value, bool) or not isinstance(value, Real) or not 0 < value < math.inf:
+            raise ValueError(f"{type(owner).__name__} {name} must be a positive number, but got {value!r}")
+
+
+class HostSchedule:
+    """A checked hyper-parameter, read on the host at a step.
+
+    Args:
+        name: for messages.
+        value: a number, a callable of the step, or a MindSpore ``LearningRateSchedule``.
+        low: the smallest value allowed; ``above`` says whether ``low`` itself is excluded.
+        integer: whether values must be whole numbers.
+    """
+
+    def __init__(self, name: str, value: Any, *, low: float = 0.0, above: bool = True, integer: bool = False):
+        self.name, self.low, self.above, self.integer = name, low, above, integer
+        if isinstance(value, bool) or not (isinstance(value, Real) or callable(value)):
+            raise TypeError(
+                f"{name} must be {'an int' if integer else 'a number'} or a callable of the step, "
+                f"but got {value!r} of type {type(value).__name__}"
+            )
+        self.value = value
+        self.constant = isinstance(value, Real)
+        if self.constant:
+            self._check(value, "")
+
+    def __call__(self, step: int) -> Any:
+        """The value at ``step``, checked."""
+        if self.constant:
+            return self.value
+        if isinstance(self.value, ms.nn.Cell):
+            result = self.value(ms.Tensor(step, ms.int32)).asnumpy().item()
+        else:
+            result = self.value(step)
+        if isinstance(result, ms.Tensor):
+            result = result.asnumpy().item()
+        return self._check(result, f" at step {step}")
+
+    def _check(self, value: Any, where: str) -> Any:
+        kinds: tuple[type, ...] = (int, np.integer) if self.integer else (Real,)
+        if isinstance(value, bool) or not isinstance(value, kinds):
+            raise TypeError(f"{self.name} must be {'an int' if self.integer else 'a number'}{where}, but got {value!r}")
+        inside = value > self.low if self.above else value >= self.low
+        if not (math.isfinite(value) and inside):
+            bound = "greater than" if self.above else "at least"
+            raise ValueError(f"{self.name} must be finite and {bound} {self.low:g}{where}, but got {value}")
+        return value

@@ -1,0 +1,153 @@
+"""The compiled halves of a step: averaging fresh statistics into the estimates, and moving the weights."""
+
+from __future__ import annotations
+
+import mindspore as ms
+from mindspore import ParameterTuple, nn, ops
+
+from thor import factors
+from thor.layers import Layer
+from thor.precondition import precondition, to_matrix
+
+PER_LAYER = 6  # (blocks, beside, uses) of A and of G; likewise (inverse, s, t) of A and of G
+
+
+class Estimate(nn.Cell):
+    """F <- F + gain (fresh - F) for every statistic of ``layers``; answers with the traces of the new factors.
+
+    ``gain`` is one number a layer, 0 for a layer that has stopped. G is quadratic in the loss scale and its mean
+    linear, so that powers of 1 / scale are taken out.
+    """
+
+    def __init__(self, layers: list[Layer]):
+        super().__init__(auto_prefix=False)
+        self.estimates = ParameterTuple([p for layer in layers for p in layer.estimates])
+        self.linear = tuple(layer.g.cut.split == "block+mean" for layer in layers)
+        self.count = len(layers)
+
+    def construct(self, gain, inverse_scale, fresh):
+        square = inverse_scale * inverse_scale
+        traces = ()
+        for i in range(self.count):
+            j = i * PER_LAYER
+            rate = gain[i]
+            a_blocks = self._average(j, rate, fresh[j])
+            self._average(j + 1, rate, fresh[j + 1])
+            self._average(j + 2, rate, fresh[j + 2])
+            g_blocks = self._average(j + 3, rate, fresh[j + 3] * square)
+            beside_scale = inverse_scale if self.linear[i] else square
+            self._average(j + 4, rate, fresh[j + 4] * beside_scale)
+            self._average(j + 5, rate, fresh[j + 5])
+            traces += (factors.traces(a_blocks), factors.traces(g_blocks))
+        return ops.cat(traces)
+
+    def _average(self, index, rate, fresh):
+        estimate = self.estimates[index]
+        value = estimate + rate * (fresh - estimate)
+        ops.assign(estimate, value)
+        return value
+
+
+class Update(nn.Cell):
+    """Precondition the captured gradients, limit the step, and let the inner optimizer move the weights.
+
+    With ``clip``, the captured directions are scaled by min(1, sqrt(clip / sum lr^2 <g, d>)): the step's size in the
+    norm of the curvature, twice its KL divergence to second order, stays below ``clip`` (Ba, Grosse & Martens 2017).
+
+    One number, the sum of all <gradient, direction>, tells whether everything is finite; if not, nothing moves.
+    Reducing every gradient to it also keeps MindSpore's CPU runtime from running the backward products concurrently,
+    where they slow each other down.
+    """
+
+    def __init__(self, inner: nn.Optimizer, layers: list[Layer], clip: float | None, decay: float):
+        super().__init__(auto_prefix=False)
+        self.inner = inner
+        self.weights = inner.parameters
+        self.caches = ParameterTuple([p for y in layers for f in (y.a, y.g) for p in (f.inverse, f.s, f.t)])
+        position = {id(weight): index for index, weight in enumerate(inner.parameters)}
+        self.weight_at = tuple(position[id(layer.weight)] for layer in layers)
+        self.bias_at = tuple(-1 if layer.bias is None else position[id(layer.bias)] for layer in layers)
+        self.copies = tuple(layer.copies for layer in layers)
+        self.count, self.size = len(layers), len(inner.parameters)
+        captured = dict.fromkeys(self.weight_at) | dict.fromkeys(b for b in self.bias_at if b >= 0)
+        self.captured = tuple(captured)
+        # where to find each weight's direction in (gradients..., directions of captured weights...)
+        self.pick = tuple(self.size + self.captured.index(i) if i in captured else i for i in range(self.size))
+        self.order = self._order_of_directions()
+        self.clip = 0.0 if clip is None else float(clip)
+        self.decay = float(decay)
+        self.decay_at = tuple(i for i in range(self.size) if inner.decay_flags[i]) if decay else ()
+
+    def _order_of_directions(self) -> tuple[int, ...]:
+        """Position of each captured weight in the list (weight, bias of layer 0, weight of layer 1, ...)."""
+        made: list[int] = []
+        for weight, bias in zip(self.weight_at, self.bias_at, strict=True):
+            made += [weight] if bias < 0 else [weight, bias]
+        return tuple(made.index(i) for i in self.captured)
+
+    def construct(self, loss, gradients):
+        """(loss, whether the step was finite and done) for unscaled gradients in the inner optimizer's order."""
+        made = self._directions(gradients)
+        pool = gradients
+        for index in self.order:
+            pool += (made[index],)
+        directions = ()
+        for index in self.pick:
+            directions += (pool[index],)
+        total = ops.zeros((), ms.float32)
+        curvature = ops.zeros((), ms.float32)
+        for i in range(self.size):
+            product = dot(gradients[i], directions[i])
+            total += product
+            if self.clip > 0 and self.pick[i] >= self.size:
+                rate = self._rate(i)
+                curvature += rate * rate * product
+        if self.clip > 0:
+            factor = ops.minimum(ops.sqrt(self.clip / ops.maximum(curvature, ops.full_like(curvature, 1e-30))), 1.0)
+            directions = self._limited(directions, factor)
+        finite = ops.isfinite(total + loss.astype(ms.float32))
+        if finite:
+            for i in self.decay_at:
+                ops.assign(self.weights[i], self.weights[i] * (1.0 - self._rate(i) * self.decay))
+            loss = ops.depend(loss, self.inner(directions))
+        return loss, finite
+
+    def _directions(self, gradients):
+        made = ()
+        for i in range(self.count):
+            weight = gradients[self.weight_at[i]]
+            bias = None
+            if self.bias_at[i] >= 0:
+                bias = gradients[self.bias_at[i]]
+            j = i * PER_LAYER
+            matrix = precondition(
+                to_matrix(weight.astype(ms.float32), bias, self.copies[i]),
+                self.caches[j], self.caches[j + 1], self.caches[j + 2],
+                self.caches[j + 3], self.caches[j + 4], self.caches[j + 5],
+            )  # fmt: skip
+            if bias is None:
+                made += (matrix.reshape(weight.shape).astype(weight.dtype),)
+            else:
+                made += (matrix[:, :, :-1].reshape(weight.shape).astype(weight.dtype),)
+                made += (matrix[:, :, -1].reshape(bias.shape).astype(bias.dtype),)
+        return made
+
+    def _limited(self, directions, factor):
+        limited = ()
+        for i in range(self.size):
+            direction = directions[i]
+            if self.pick[i] >= self.size:
+                direction = direction * factor.astype(direction.dtype)
+            limited += (direction,)
+        return limited
+
+    def _rate(self, index):
+        rate = self.inner.get_lr()
+        if self.inner.is_group_lr:
+            rate = rate[index]
+        return rate
+
+
+def dot(x, y):
+    """<x, y> over all entries, float32."""
+    return ops.matmul(x.astype(ms.float32).reshape(-1), y.astype(ms.float32).reshape(-1))
