@@ -1,0 +1,16 @@
+"""A second-order optimizer toolkit for MindSpore, centred on THOR."""
+
+from thor import device, schedules
+from thor.blocks import BlockPlan
+from thor.capture import detach
+from thor.loss_scale import DynamicLossScale
+from thor.optimizer import THOR, LayerRecord
+from thor.refresh import Decision, RefreshRecord, TraceRule
+from thor.schedules import ExponentialDamping, GrowingInterval, PolynomialRate
+from thor.train import TrainStep
+
+__version__ = "0.1.0"
+__all__ = [
+    "THOR", "BlockPlan", "Decision", "DynamicLossScale", "ExponentialDamping", "GrowingInterval", "LayerRecord",
+    "PolynomialRate", "RefreshRecord", "TraceRule", "TrainStep", "detach", "device", "schedules",
+]  # fmt: skip

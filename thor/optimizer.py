@@ -1,0 +1,423 @@
+"""THOR: named state, the two clocks, refresh, and the inner optimizer that moves the weights."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import zlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from mindspore import Parameter, ParameterTuple, Tensor, nn
+
+from thor import capture, device
+from thor import loss_scale as scales
+from thor.inverter import Inverter, Job
+from thor.layers import Layer, float_parameter, int_parameter
+from thor.options import inner_optimizer, read_options
+from thor.refresh import Decision, RefreshRecord, TraceRule, damped_trace, pi_split
+
+logger = logging.getLogger("thor")
+
+ACTIVE, STOPPED = 0, 1
+_PLAN_BYTES = 256
+#: A stopped layer leaves the compiled curvature step once this share of the cost has stopped since the last
+#: compilation, so that a run recompiles four times at the most.
+RECOMPILE_SHARE = 0.25
+
+
+@dataclass(frozen=True)
+class LayerRecord:
+    """What ``THOR.layers`` says of one captured layer."""
+
+    name: str
+    kind: str
+    a_dim: int
+    g_dim: int
+    blocks: tuple[tuple[int, int], tuple[int, int]]  # (count, size) of A and of G
+    status: str
+    refreshes: int
+    kept: int
+    bytes: int
+
+
+class THOR(nn.Cell):
+    r"""Second-order optimizer: per-layer Kronecker-factored natural gradient, refreshed by the trace rule.
+
+    Each captured layer's gradient is preconditioned, :math:`(G + gI)^{-1}\, dW\, (A + aI)^{-1}`, then handed with all
+    others to an ordinary first-order optimizer. Factors are gathered and inverted only now and then, and per layer
+    only when the trace of the factor has moved (see :mod:`thor.refresh`). Use it through :class:`thor.TrainStep`.
+
+    Args:
+        net: the network. Its ``nn.Dense`` and ``nn.Conv2d`` layers are captured in place: names, values and outputs
+            stay; ``thor.detach(net)`` undoes it. All other weights take the plain gradient.
+        learning_rate: number, callable of the step, or anything ``nn.Momentum`` takes; None leaves ``inner``'s alone.
+        damping: what is added to the Fisher block before inversion, number or callable of the step. Large values turn
+            the direction to the gradient's and shrink the step; start at 0.03 and lower it as training settles.
+        momentum, weight_decay: of the default inner Momentum.
+        block_size: the largest diagonal block of a factor, or a :class:`thor.BlockPlan`.
+        split, rank: what is kept beside the blocks, see :mod:`thor.blocks`.
+        refresh: the trace rule; ``TraceRule.thor()``, ``.thor_stop()`` and ``.thor_nt()`` are the paper's.
+        interval: steps from one candidate refresh to the next, int or callable (:class:`thor.GrowingInterval`).
+        factor_interval: steps from one gathering of factors to the next. None: a tenth of ``interval``, or ``interval``
+            itself where ``factor_decay`` is 0.
+        factor_decay: of the factors' running average, which is bias-corrected; 0 keeps the last batch only.
+        inner: the optimizer that moves the weights; None for ``nn.Momentum``.
+        loss_scale: number, :class:`thor.DynamicLossScale` or a ``mindspore.amp`` scaler.
+        clip: limit on the step's size in the norm of the curvature (kl clip); 1e-3 is usual. None for no limit.
+        skip: regular expressions; layers whose name matches take the plain gradient.
+        params: parameter groups for the default Momentum, as ``nn.Optimizer`` takes them.
+        weight_decay_mode: "coupled": added to the preconditioned direction, through momentum (the released THOR);
+            "decoupled": w <- (1 - lr weight_decay) w, apart from the step.
+        inverse: "lapack", "cholesky" or "newton-schulz"; None for what suits the device.
+        max_bad_steps: non-finite steps in a row, each skipped whole, after which training stops with an error.
+    """
+
+    def __init__(
+        self, net: nn.Cell, learning_rate: Any, damping: Any, momentum: float = 0.9, weight_decay: float = 0.0, *,
+        block_size: Any = 128, split: str = "block+mean", rank: int = 16, refresh: TraceRule = TraceRule(),
+        interval: Any = 100, factor_interval: Any = None, factor_decay: float = 0.95,
+        inner: nn.Optimizer | None = None, loss_scale: Any = 1.0, clip: float | None = None, skip: Any = (),
+        params: Any = None, weight_decay_mode: str = "coupled", inverse: str | None = None, max_bad_steps: int = 10,
+    ) -> None:  # fmt: skip
+        super().__init__(auto_prefix=False)
+        if not isinstance(net, nn.Cell):
+            raise TypeError(f"net must be an nn.Cell, but got {net!r} of type {type(net).__name__}")
+        attached = [name for name, _ in capture.tapped_cells(net)]
+        if attached:
+            raise ValueError(
+                f"net is attached to a THOR optimizer already (layer {attached[0]} and {len(attached) - 1} more); "
+                f"call thor.detach(net) first"
+            )
+        self.options = read_options(
+            damping=damping, block_size=block_size, split=split, rank=rank, refresh=refresh, interval=interval,
+            factor_interval=factor_interval, factor_decay=factor_decay, clip=clip, weight_decay=weight_decay,
+            weight_decay_mode=weight_decay_mode, skip=skip, max_bad_steps=max_bad_steps,
+        )  # fmt: skip
+        self._scale_rule: scales.DynamicLossScale | None
+        scale, self._scale_rule = scales.read(loss_scale)
+        self._inverter = Inverter(device.inverse_method(inverse))
+        self.inner, self._rate = inner_optimizer(net, inner, learning_rate, momentum, self.options, params)
+        self._captured = self._capture(net)
+        self._history: list[RefreshRecord] = []
+        self._name_state(scale)
+        self._log_layers()
+
+    # -- construction --------------------------------------------------------------------------------------------
+
+    def _capture(self, net: nn.Cell) -> list[Layer]:
+        """Attach to every layer that can be captured and is optimized."""
+        targets, self._left_out = capture.find(net, self.options.skip)
+        optimized = {id(weight) for weight in self.inner.parameters}
+        chosen = [t for t in targets if id(t.weight) in optimized and (t.bias is None or id(t.bias) in optimized)]
+        self._left_out += [
+            capture.LeftOut(t.name, type(t.cells[0]).__name__, "not among the optimizer's parameters")
+            for t in targets if t not in chosen
+        ]  # fmt: skip
+        if not chosen:
+            why = "; ".join(f"{x.name} ({x.type}): {x.reason}" for x in self._left_out[:5]) or "it has no weights"
+            raise ValueError(
+                f"no layer to capture in {type(net).__name__}: THOR preconditions nn.Dense and nn.Conv2d layers "
+                f"with trainable weights, and found none ({why})"
+            )
+        object.__setattr__(self, "_net", net)  # not a child: the network saves its own weights under its own names
+        return [Layer(target, self.options.plan) for target in chosen]
+
+    def _name_state(self, scale: float) -> None:
+        """Everything training depends on, as Parameters."""
+        layers = self._captured
+        self.curvature = ParameterTuple([p for y in layers for f in (y.a, y.g) for p in f.parameters])
+        self.step_count = int_parameter("step", 0)
+        self.next_refresh = int_parameter("next_refresh", 0)
+        self.next_gather = int_parameter("next_gather", 0)
+        self.average_weight = float_parameter("average_weight", 0.0)
+        self.status = int_parameter("status", np.full(len(layers), ACTIVE))
+        self.refreshes = int_parameter("refreshes", np.zeros(len(layers)))
+        self.kept = int_parameter("kept", np.zeros(len(layers)))
+        self.traces = float_parameter("traces", np.zeros(2 * sum(y.copies for y in layers)))
+        self.scale = float_parameter("loss_scale", scale)
+        self.good_steps = int_parameter("good_steps", 0)
+        self.bad_steps = int_parameter("bad_steps", 0)
+        self.skipped_steps = int_parameter("skipped_steps", 0)
+        self.escalations = int_parameter("escalations", 0)
+        self._plan_text = self._describe_plan()
+        stored = np.frombuffer(self._plan_text.encode().ljust(_PLAN_BYTES), np.uint8)
+        self.plan = Parameter(Tensor(stored.copy()), name="thor.plan", requires_grad=False)
+
+    def _describe_plan(self) -> str:
+        """The plan and the layers in one short JSON line that travels in the checkpoint."""
+        plan = self.options.plan
+        layers = "|".join(layer.fingerprint() for layer in self._captured)
+        return json.dumps({
+            "block_size": plan.block_size, "split": plan.split, "rank": plan.rank, "exceptions": len(plan.layers),
+            "layers": len(self._captured), "first": self._captured[0].name[:60], "hash": zlib.crc32(layers.encode()),
+        })  # fmt: skip
+
+    def _log_layers(self) -> None:
+        for record in self.layers:
+            (a_count, a_size), (g_count, g_size) = record.blocks
+            logger.info(
+                "captured %s (%s): A %d in %d x %d, G %d in %d x %d, %.1f KiB", record.name, record.kind, record.a_dim,
+                a_count, a_size, record.g_dim, g_count, g_size, record.bytes / 1024,
+            )  # fmt: skip
+        if self._left_out:
+            logger.info("not captured, plain gradient: %s", "; ".join(f"{x.name}: {x.reason}" for x in self._left_out))
+
+    # -- what users read -----------------------------------------------------------------------------------------
+
+    @property
+    def layers(self) -> list[LayerRecord]:
+        """One record per captured layer."""
+        status, refreshes, kept = (p.asnumpy() for p in (self.status, self.refreshes, self.kept))
+        return [
+            LayerRecord(
+                layer.name, layer.kind, layer.a.cut.dim, layer.g.cut.dim,
+                ((layer.a.cut.count, layer.a.cut.size), (layer.g.cut.count, layer.g.cut.size)),
+                "stopped" if status[i] == STOPPED else "active", int(refreshes[i]), int(kept[i]), layer.bytes,
+            )
+            for i, layer in enumerate(self._captured)
+        ]  # fmt: skip
+
+    @property
+    def left_out(self) -> list[capture.LeftOut]:
+        """Layers with weights that take the plain gradient, and why."""
+        return list(self._left_out)
+
+    @property
+    def history(self) -> list[RefreshRecord]:
+        """The refresh decisions of this process, oldest first."""
+        return list(self._history)
+
+    @property
+    def step(self) -> int:
+        """Steps done; skipped ones do not count."""
+        return _read(self.step_count)
+
+    def factors(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """(A, G) of a layer as dense float32, as approximated by its split; the bias is A's last coordinate.
+
+        A grouped convolution has a leading axis of groups.
+        """
+        layer = self._layer(name)
+        return _squeezed(layer.a.dense()), _squeezed(layer.g.dense())
+
+    def inverses(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """(A^-1, G^-1), damped, as applied, dense float32."""
+        layer = self._layer(name)
+        return _squeezed(layer.a.dense_inverse()), _squeezed(layer.g.dense_inverse())
+
+    def memory(self) -> dict[str, int]:
+        """Bytes of curvature state per layer, and in all under ``"total"``."""
+        sizes = {layer.name: layer.bytes for layer in self._captured}
+        return sizes | {"total": sum(sizes.values())}
+
+    def _layer(self, name: str) -> Layer:
+        found = next((layer for layer in self._captured if layer.name == name), None)
+        if found is None:
+            raise KeyError(f"no captured layer {name!r}; there are {', '.join(y.name for y in self._captured)}")
+        return found
+
+    def __repr__(self) -> str:
+        o = self.options
+        lines = [
+            f"THOR(step={self.step}, inner={type(self.inner).__name__}, {o.plan.describe()}, refresh={o.refresh},",
+            f"     interval={o.interval.value}, factor_decay={o.factor_decay}, inverse={self._inverter.method!r}, "
+            f"clip={o.clip}, {self.memory()['total'] / 2**20:.1f} MiB)",
+        ]
+        for r in self.layers:
+            lines.append(
+                f"  {r.name}: {r.kind}, A {r.a_dim} ({r.blocks[0][0]}x{r.blocks[0][1]}), "
+                f"G {r.g_dim} ({r.blocks[1][0]}x{r.blocks[1][1]}), {r.status}, {r.refreshes} refreshes"
+            )
+        return "\n".join(lines)
+
+    def construct(self, *_: Any) -> None:
+        """Not for direct use: curvature needs the forward pass as well."""
+        raise RuntimeError(
+            "THOR needs the forward pass as well as gradients: use step = thor.TrainStep(net, loss_fn, optimizer) and "
+            "loss = step(x, y), also inside Model(step).train(..., dataset_sink_mode=False)"
+        )
+
+    # -- what TrainStep asks -------------------------------------------------------------------------------------
+
+    def check_attached(self) -> None:
+        """Raise if the network is no longer what this optimizer was attached to."""
+        present = {id(cell): name for name, cell in capture.tapped_cells(self._net)}
+        owned = {id(cell) for layer in self._captured for cell in layer.cells}
+        for layer in self._captured:
+            for cell in layer.cells:
+                if id(cell) not in present:
+                    raise RuntimeError(
+                        f"layer {layer.name} is no longer part of the network: it was replaced or detached after THOR "
+                        f"was attached; make a new THOR for the changed network (thor.detach(net) first)"
+                    )
+                if cell.weight is not layer.weight:
+                    raise RuntimeError(f"layer {layer.name} has a new weight Parameter since THOR was attached")
+        strangers = [name for key, name in present.items() if key not in owned]
+        if strangers:
+            raise RuntimeError(f"layer {strangers[0]} belongs to another THOR optimizer")
+        stored = self.plan.asnumpy().tobytes().decode(errors="replace").rstrip()
+        if stored != self._plan_text:
+            raise ValueError(f"the loaded checkpoint belongs to another optimizer: {_differences(stored, self._plan_text)}")
+
+    @property
+    def active_layers(self) -> list[int]:
+        """Indices of the layers that have not stopped."""
+        return [i for i, s in enumerate(self.status.asnumpy()) if s == ACTIVE]
+
+    @property
+    def gathers_now(self) -> bool:
+        """Whether this step gathers factors."""
+        step = self.step
+        due = step >= _read(self.next_gather) or step >= _read(self.next_refresh)
+        return due and bool(self.active_layers)
+
+    @property
+    def refreshes_now(self) -> bool:
+        """Whether this step is a candidate refresh."""
+        return self.step >= _read(self.next_refresh) and bool(self.active_layers)
+
+    def gain(self, indices: list[int]) -> tuple[Tensor, np.float32]:
+        """Weight of a fresh factor in the running average, one a layer (0: stopped), and the average's new weight.
+
+        mean_k = mean_{k-1} + (x_k - mean_{k-1}) / w_k with w_k = decay w_{k-1} + 1: the exponential average with its
+        bias taken out.
+        """
+        weight = np.float32(self.options.factor_decay) * self.average_weight.asnumpy()[0] + np.float32(1)
+        status = self.status.asnumpy()[indices]
+        return Tensor(np.where(status == ACTIVE, np.float32(1) / weight, 0).astype(np.float32)), weight
+
+    def gathered(self, weight: np.float32) -> None:
+        """The estimates have taken in a fresh factor."""
+        _write(self.average_weight, weight)
+        _write(self.next_gather, self.step + self.options.gather_interval(self.step))
+
+    def refresh(self, indices: list[int], traces: np.ndarray) -> None:
+        """Decide for every active layer, from the traces of the factors of layers ``indices``; invert what updates."""
+        step, damping = self.step, float(self.options.damping(self.step))
+        status, refreshes, kept = (p.asnumpy().copy() for p in (self.status, self.refreshes, self.kept))
+        adopted = self._by_layer(self.traces.asnumpy().copy(), range(len(self._captured)))
+        fresh = self._by_layer(traces.astype(np.float32), indices)
+        jobs: dict[int, tuple[Job, Job]] = {}
+        for i in (i for i in indices if status[i] == ACTIVE):
+            layer = self._captured[i]
+            now = _damped(layer, damping, fresh[i])
+            before = _damped(layer, damping, adopted[i]) if refreshes[i] else None
+            decision, change = self.options.refresh.decide(before, now)
+            self._history.append(RefreshRecord(step, layer.name, now, change, decision))
+            if decision is Decision.UPDATE:
+                jobs[i] = self._jobs(layer, damping, fresh[i])
+            elif decision is Decision.STOP:
+                status[i] = STOPPED
+            else:
+                kept[i] += 1
+        self._inverter.refresh([job for pair in jobs.values() for job in pair])
+        for i, pair in jobs.items():
+            if self._adopt(self._captured[i], pair):
+                refreshes[i] += 1
+                adopted[i][:] = fresh[i]
+        flat = [adopted[i].reshape(-1) for i in range(len(self._captured))]
+        for target, value in (
+            (self.status, status), (self.refreshes, refreshes), (self.kept, kept), (self.traces, np.concatenate(flat)),
+            (self.next_refresh, step + int(self.options.interval(step))),
+        ):  # fmt: skip
+            _write(target, value)
+
+    def _by_layer(self, flat: np.ndarray, indices: Any) -> dict[int, np.ndarray]:
+        """Traces [2, c] (of A, of G) of each layer, from the flat order of the compiled step."""
+        found, first = {}, 0
+        for i in indices:
+            size = 2 * self._captured[i].copies
+            found[i] = flat[first : first + size].reshape(2, -1)
+            first += size
+        return found
+
+    def _jobs(self, layer: Layer, damping: float, traces: np.ndarray) -> tuple[Job, Job]:
+        parts = [pi_split(damping, a, g, layer.a.cut.dim, layer.g.cut.dim) for a, g in traces.T.tolist()]
+        both = np.array(parts, np.float32).T
+        return Job(layer.a, both[0]), Job(layer.g, both[1])
+
+    def _adopt(self, layer: Layer, pair: tuple[Job, Job]) -> bool:
+        """Take over a layer's two new inverses, or neither."""
+        escalated = sum(job.escalated for job in pair)
+        if escalated:
+            _write(self.escalations, _read(self.escalations) + escalated)
+            logger.warning("step %d: %d blocks of layer %s were not positive definite and got more damping",
+                           self.step, escalated, layer.name)  # fmt: skip
+        if any(job.failed for job in pair):
+            logger.warning("step %d: the factors of layer %s cannot be inverted; it keeps its last good inverse",
+                           self.step, layer.name)  # fmt: skip
+            return False
+        for job in pair:
+            job.commit()
+        return True
+
+    def set_learning_rate(self) -> None:
+        """Write this step's learning rate into the inner optimizer, where the host decides it."""
+        if self._rate is not None:
+            value = np.float32(self._rate(self.step))
+            if self.inner.learning_rate.asnumpy() != value:
+                self.inner.learning_rate.set_data(Tensor(value))
+
+    def finished(self, finite: bool) -> bool:
+        """Count the step; answers whether too many in a row were not finite."""
+        if finite:
+            _write(self.step_count, self.step + 1)
+            if _read(self.bad_steps):
+                _write(self.bad_steps, 0)
+            if self._scale_rule is not None:
+                self._grow_scale(self._scale_rule)
+            return False
+        _write(self.skipped_steps, _read(self.skipped_steps) + 1)
+        rule = self._scale_rule
+        if rule is not None:
+            _write(self.good_steps, 0)
+            old = float(self.scale.asnumpy()[0])
+            if old > rule.minimum:
+                _write(self.scale, max(rule.minimum, old / rule.factor))
+                logger.info("step %d: overflow at loss scale %g, skipped; the scale falls", self.step, old)
+                return False
+        _write(self.bad_steps, _read(self.bad_steps) + 1)
+        logger.warning("step %d: loss or gradients are not finite, step skipped (%d in a row)",
+                       self.step, _read(self.bad_steps))  # fmt: skip
+        return _read(self.bad_steps) >= self.options.max_bad_steps
+
+    def _grow_scale(self, rule: scales.DynamicLossScale) -> None:
+        good = _read(self.good_steps) + 1
+        if good >= rule.window:
+            grown = float(self.scale.asnumpy()[0]) * rule.factor
+            good = 0
+            if math.isfinite(np.float32(grown)):
+                _write(self.scale, grown)
+        _write(self.good_steps, good)
+
+
+def _read(state: Parameter) -> int:
+    return int(state.asnumpy()[0])
+
+
+def _write(state: Parameter, value: Any) -> None:
+    old = state.asnumpy()
+    state.set_data(Tensor(np.broadcast_to(np.asarray(value, old.dtype), old.shape).copy()))
+
+
+def _squeezed(matrix: np.ndarray) -> np.ndarray:
+    return matrix[0] if len(matrix) == 1 else matrix
+
+
+def _damped(layer: Layer, damping: float, traces: np.ndarray) -> float:
+    """The damped trace of a layer's Fisher block: groups are blocks of their own, so their traces add up."""
+    dims = (layer.a.cut.dim, layer.g.cut.dim)
+    return sum(damped_trace(damping, a, g, *dims) for a, g in traces.T.tolist())
+
+
+def _differences(stored: str, own: str) -> str:
+    try:
+        theirs, ours = json.loads(stored), json.loads(own)
+    except json.JSONDecodeError:
+        return "its plan cannot be read"
+    found = [f"{k} {theirs.get(k)!r} there, {ours[k]!r} here" for k in ours if theirs.get(k) != ours[k] and k != "hash"]
+    return ", ".join(found) or "its layers differ in name or size"
+

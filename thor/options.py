@@ -1,0 +1,154 @@
+"""The settings of THOR, checked once at the door: every message has the name, the value and what is allowed."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any
+
+import mindspore as ms
+from mindspore import nn
+
+from thor.blocks import BlockPlan, check_int
+from thor.refresh import TraceRule
+from thor.schedules import HostSchedule
+
+WEIGHT_DECAY_MODES = ("coupled", "decoupled")
+#: Of the steps between two refreshes, how many gather factors for the running average.
+GATHERS_PER_INTERVAL = 10
+
+
+@dataclass(frozen=True)
+class Options:
+    """Checked settings; schedules are host callables."""
+
+    damping: HostSchedule
+    interval: HostSchedule
+    factor_interval: HostSchedule | None
+    factor_decay: float
+    refresh: TraceRule
+    plan: BlockPlan
+    clip: float | None
+    weight_decay: float
+    weight_decay_mode: str
+    skip: tuple[str, ...]
+    max_bad_steps: int
+
+    def gather_interval(self, step: int) -> int:
+        """Steps from one gathering of factors to the next."""
+        if self.factor_interval is not None:
+            return int(self.factor_interval(step))
+        every = int(self.interval(step))
+        # without an average only the last batch before a refresh counts
+        return every if self.factor_decay == 0 else max(1, every // GATHERS_PER_INTERVAL)
+
+
+def number(name: str, value: Any, low: float, high: float = math.inf, *, open_high: bool = False) -> float:
+    """A finite number in [low, high] (or [low, high)), or an error."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name} must be a number, but got {value!r} of type {type(value).__name__}")
+    inside = low <= value < high if open_high else low <= value <= high
+    if not (math.isfinite(value) and inside):
+        upper = "" if high == math.inf else f" and {'less than' if open_high else 'at most'} {high:g}"
+        raise ValueError(f"{name} must be finite and at least {low:g}{upper}, but got {value}")
+    return float(value)
+
+
+def block_plan(block_size: Any, split: str, rank: int) -> BlockPlan:
+    """The plan that ``block_size`` stands for: an int, or a plan as it is."""
+    if isinstance(block_size, BlockPlan):
+        return block_size
+    if isinstance(block_size, bool) or not isinstance(block_size, int):
+        raise TypeError(
+            f"block_size must be an int of at least 1 or a thor.BlockPlan, "
+            f"but got {block_size!r} of type {type(block_size).__name__}"
+        )
+    return BlockPlan(block_size=block_size, split=split, rank=rank)
+
+
+def skip_patterns(skip: Any) -> tuple[str, ...]:
+    """Regular expressions on layer names, checked."""
+    if isinstance(skip, str) or not isinstance(skip, Iterable):
+        raise TypeError(f"skip must be a sequence of regular expressions on layer names, but got {skip!r}")
+    patterns = tuple(skip)
+    for pattern in patterns:
+        try:
+            re.compile(pattern)
+        except (re.error, TypeError) as error:
+            raise ValueError(f"skip: {pattern!r} is not a regular expression: {error}") from error
+    return patterns
+
+
+def read_options(
+    *, damping, block_size, split, rank, refresh, interval, factor_interval, factor_decay, clip, weight_decay,
+    weight_decay_mode, skip, max_bad_steps,
+) -> Options:  # fmt: skip
+    """All settings but the inner optimizer's, checked."""
+    if not isinstance(refresh, TraceRule):
+        raise TypeError(f"refresh must be a thor.TraceRule, but got {refresh!r} of type {type(refresh).__name__}")
+    if weight_decay_mode not in WEIGHT_DECAY_MODES:
+        raise ValueError(
+            f"weight_decay_mode must be one of {', '.join(WEIGHT_DECAY_MODES)}, but got {weight_decay_mode!r}"
+        )
+    if clip is not None and number("clip", clip, 0.0) == 0.0:
+        raise ValueError("clip must be greater than 0, or None for no limit, but got 0")
+    gather = None
+    if factor_interval is not None:
+        gather = HostSchedule("factor_interval", factor_interval, low=1, above=False, integer=True)
+    return Options(
+        damping=HostSchedule("damping", damping),
+        interval=HostSchedule("interval", interval, low=1, above=False, integer=True),
+        factor_interval=gather,
+        factor_decay=number("factor_decay", factor_decay, 0.0, 1.0, open_high=True),
+        refresh=refresh,
+        plan=block_plan(block_size, split, rank),
+        clip=None if clip is None else float(clip),
+        weight_decay=number("weight_decay", weight_decay, 0.0),
+        weight_decay_mode=weight_decay_mode,
+        skip=skip_patterns(skip),
+        max_bad_steps=check_int("max_bad_steps", max_bad_steps, 1),
+    )
+
+
+def inner_optimizer(
+    net: nn.Cell, inner: Any, learning_rate: Any, momentum: Any, options: Options, params: Any
+) -> tuple[nn.Optimizer, HostSchedule | None]:
+    """The optimizer that moves the weights, and the host schedule of its learning rate, if it has one.
+
+    A number, a list, a Tensor or a MindSpore schedule goes to the optimizer itself; a callable of the step is read on
+    the host and written into its ``learning_rate``.
+    """
+    if isinstance(learning_rate, bool) or isinstance(learning_rate, str):
+        raise TypeError(f"learning_rate must be a number or a schedule, but got {learning_rate!r}")
+    is_schedule = callable(learning_rate) and not isinstance(learning_rate, (nn.Cell, ms.Tensor))
+    schedule = HostSchedule("learning_rate", learning_rate, above=False) if is_schedule else None
+    if isinstance(learning_rate, Real):
+        number("learning_rate", learning_rate, 0.0)
+    if inner is None:
+        if learning_rate is None:
+            raise ValueError("learning_rate must be a number or a schedule where inner is None, but got None")
+        initial = float(schedule(0)) if schedule else learning_rate
+        decay = options.weight_decay if options.weight_decay_mode == "coupled" else 0.0
+        weights = list(net.trainable_params()) if params is None else params
+        if not weights:
+            raise ValueError("net has no trainable weights: nothing to optimize")
+        return nn.Momentum(weights, initial, number("momentum", momentum, 0.0, 1.0, open_high=True), decay), schedule
+    if not isinstance(inner, nn.Optimizer):
+        raise TypeError(f"inner must be an nn.Optimizer over the network's weights, but got {type(inner).__name__}")
+    if params is not None:
+        raise ValueError("params belongs to the default Momentum; give the groups to inner itself")
+    if options.weight_decay and options.weight_decay_mode == "coupled":
+        raise ValueError(
+            f"weight_decay={options.weight_decay} is inner's to apply: set it on inner, "
+            f"or use weight_decay_mode='decoupled'"
+        )
+    if learning_rate is not None and schedule is None:
+        if not isinstance(learning_rate, Real):
+            raise TypeError("with inner, learning_rate must be None (inner's own), a number or a callable of the step")
+        schedule = HostSchedule("learning_rate", float(learning_rate), above=False)
+    if schedule is not None and (inner.dynamic_lr or inner.is_group_lr):
+        raise ValueError("inner has a learning-rate schedule or groups of its own: pass learning_rate=None")
+    return inner, schedule

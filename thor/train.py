@@ -1,0 +1,364 @@
+"""TrainStep: one training step, from a batch to moved weights.
+
+The host decides which of a few compiled functions run; no graph holds a decision of the trace rule:
+
+    plain step        backward + precondition + update, one function
+    curvature step    backward with factors + averages, then (refresh on the host), then precondition + update
+    accumulation      the backward half adds up; the second half runs after the last micro-batch
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
+
+from thor.blocks import check_int
+from thor.diagnose import first_bad_layer
+from thor.layers import int_parameter
+from thor.optimizer import RECOMPILE_SHARE, THOR
+from thor.update import Estimate, Update
+
+
+class TrainStep(nn.Cell):
+    """``loss = step(x, y)``: forward, backward, curvature when it is due, and the weights' update.
+
+    Also what ``ms.Model`` trains: ``Model(step).train(epochs, dataset, callbacks, dataset_sink_mode=False)``; give
+    ``eval_network=nn.WithEvalCell(net, loss_fn)`` and ``metrics`` to evaluate while training (``Model.fit``).
+
+    Args:
+        net: the network that ``optimizer`` was made for.
+        loss_fn: ``loss_fn(net(*inputs[:-1]), inputs[-1])``, a mean over the batch; None if ``net`` returns the loss.
+        optimizer: a :class:`thor.THOR`.
+        accumulate: micro-batches whose gradients (and factors) are averaged into one step.
+        jit: compile the step, in GRAPH_MODE and in PYNATIVE_MODE. False runs it operator by operator, for debugging.
+    """
+
+    def __init__(
+        self, net: nn.Cell, loss_fn: Callable[..., Any] | None, optimizer: THOR, *, accumulate: int = 1,
+        jit: bool = True,
+    ) -> None:  # fmt: skip
+        super().__init__(auto_prefix=False)
+        if not isinstance(optimizer, THOR):
+            raise TypeError(f"optimizer must be a thor.THOR, but got {type(optimizer).__name__}")
+        if optimizer._net is not net:
+            raise ValueError("optimizer was made for another network: build THOR(net, ...) and TrainStep on one object")
+        if loss_fn is not None and not callable(loss_fn):
+            raise TypeError(f"loss_fn must be callable or None, but got {loss_fn!r}")
+        if ms.get_auto_parallel_context("parallel_mode") not in ("stand_alone",):
+            raise RuntimeError(
+                f"TrainStep runs on one device so far, but parallel_mode is "
+                f"{ms.get_auto_parallel_context('parallel_mode')!r}; use stand_alone"
+            )
+        self.accumulate = check_int("accumulate", accumulate, 1)
+        self.network, self.optimizer = net, optimizer
+        object.__setattr__(self, "loss_fn", loss_fn)
+        self._jit = bool(jit)
+        self._update = Update(
+            optimizer.inner, optimizer._captured, optimizer.options.clip,
+            optimizer.options.weight_decay if optimizer.options.weight_decay_mode == "decoupled" else 0.0,
+        )  # fmt: skip
+        self._weights = optimizer.inner.parameters
+        self._in_graph = optimizer.active_layers
+        self._compiled: dict[str, Callable[..., Any]] = {}
+        self.compilations = 0  # curvature graphs built so far
+        if accumulate > 1:
+            self._make_accumulators()
+        self.set_train()
+
+    # -- the step ------------------------------------------------------------------------------------------------
+
+    def __call__(self, *inputs: Any) -> Tensor:
+        """One step, or one micro-batch of it; answers with the unscaled loss."""
+        optimizer = self.optimizer
+        self._open_ports(False)
+        if optimizer.refreshes_now or not self._compiled:
+            optimizer.check_attached()
+        optimizer.set_learning_rate()
+        gathering = optimizer.gathers_now
+        if gathering:
+            self._drop_stopped_layers()
+        step = self._accumulated_step if self.accumulate > 1 else self._whole_step
+        loss, finite = step(gathering, optimizer.scale, *inputs)
+        if finite is not None and optimizer.finished(finite):
+            raise FloatingPointError(self._complaint(inputs))
+        return loss
+
+    def _whole_step(self, gathering: bool, scale: Tensor, *inputs: Any) -> tuple[Tensor, bool]:
+        if not gathering:
+            loss, finite = self._function("plain", self._build_plain)(scale, *inputs)
+            return loss, bool(finite.asnumpy())
+        gain, weight = self.optimizer.gain(self._in_graph)
+        curvature = self._function("curvature", self._build_curvature)
+        self._open_ports(True)
+        loss, finite, traces, *gradients = curvature(scale, gain, *inputs)
+        self._open_ports(False)
+        return self._finish_curvature(loss, finite, traces, weight, gradients)
+
+    def _finish_curvature(self, loss, finite, traces, weight, gradients) -> tuple[Tensor, bool]:
+        if not bool(finite.asnumpy()):
+            return loss, False
+        self.optimizer.gathered(weight)
+        if self.optimizer.refreshes_now:
+            self.optimizer.refresh(self._in_graph, traces.asnumpy())
+        loss, finite = self._function("apply", self._build_apply)(loss, *gradients)
+        return loss, bool(finite.asnumpy())
+
+    def _accumulated_step(self, gathering: bool, scale: Tensor, *inputs: Any) -> tuple[Tensor, bool | None]:
+        """One micro-batch; the last one of a step finishes it. ``finite`` is None in between."""
+        name, build = ("add_curvature", self._build_add_curvature) if gathering else ("add", self._build_add)
+        add = self._function(name, build)
+        self._open_ports(gathering)
+        loss = add(scale, *inputs)
+        self._open_ports(False)
+        done = int(self.micro_step.asnumpy()[0]) + 1
+        self.micro_step.set_data(Tensor(np.array([done % self.accumulate], np.int32)))
+        if done < self.accumulate:
+            return loss, None
+        if not gathering:
+            total, finite = self._function("finish", self._build_finish)(scale)
+            finite = bool(finite.asnumpy())
+        else:
+            gain, weight = self.optimizer.gain(self._in_graph)
+            outputs = self._function("finish_curvature", self._build_finish_curvature)(scale, gain)
+            total, finite, traces, *gradients = outputs
+            total, finite = self._finish_curvature(total, finite, traces, weight, gradients)
+        self._function("clear", self._build_clear)()
+        return total, finite
+
+    def construct(self, *_: Any) -> None:
+        """Reached only when the whole step is compiled into another graph, as data sinking does."""
+        raise RuntimeError(
+            "thor.TrainStep decides on the host and cannot be part of another graph: "
+            "use Model.train(..., dataset_sink_mode=False), and call it outside ms.jit"
+        )
+
+    # -- the compiled functions ----------------------------------------------------------------------------------
+
+    def _function(self, name: str, build: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
+        if name not in self._compiled:
+            function = build()
+            self._compiled[name] = ms.jit(function) if self._jit else function
+        return self._compiled[name]
+
+    def _forward(self) -> Callable[..., Any]:
+        net, loss_fn = self.network, self.loss_fn
+
+        def with_loss(scale, *inputs):
+            return loss_fn(net(*inputs[:-1]), inputs[-1]) * scale[0]
+
+        def without_loss(scale, *inputs):
+            return net(*inputs) * scale[0]
+
+        return without_loss if loss_fn is None else with_loss
+
+    def _build_plain(self) -> Callable[..., Any]:
+        differentiate = ms.value_and_grad(self._forward(), None, self._weights)
+        unscale, update = self._unscale(), self._update
+
+        def plain(scale, *inputs):
+            loss, gradients = differentiate(scale, *inputs)
+            inverse_scale = 1.0 / scale[0]
+            return update(loss * inverse_scale, unscale(gradients, inverse_scale))
+
+        return plain
+
+    def _build_curvature(self) -> Callable[..., Any]:
+        self.compilations += 1
+        differentiate = ms.value_and_grad(self._forward(), None, self._differentiated())
+        unscale, finish, count = self._unscale(), self._gather(), len(self._weights)
+
+        def curvature(scale, gain, *inputs):
+            loss, gradients = differentiate(scale, *inputs)
+            inverse_scale = 1.0 / scale[0]
+            weights = unscale(gradients[:count], inverse_scale)
+            return finish(loss * inverse_scale, gain, inverse_scale, weights, gradients[count:])
+
+        return curvature
+
+    def _build_apply(self) -> Callable[..., Any]:
+        update = self._update
+
+        def apply(loss, *gradients):
+            return update(loss, gradients)
+
+        return apply
+
+    def _differentiated(self) -> list[Parameter]:
+        layers = self._graph_layers()
+        return [*self._weights, *(p for layer in layers for p in layer.port_parameters)]
+
+    def _graph_layers(self) -> list[Any]:
+        return [self.optimizer._captured[i] for i in self._in_graph]
+
+    def _unscale(self) -> Callable[..., Any]:
+        """Divide by the loss scale; compiled away where it is always 1."""
+        scaled = self.optimizer._scale_rule is not None or float(self.optimizer.scale.asnumpy()[0]) != 1.0
+
+        def unscale(gradients, factor):
+            if not scaled:
+                return gradients
+            result = ()
+            for gradient in gradients:
+                result += (gradient * factor.astype(gradient.dtype),)
+            return result
+
+        return unscale
+
+    def _gather(self) -> Callable[..., Any]:
+        """Average fresh statistics into the estimates if everything is finite."""
+        estimate, rows = Estimate(self._graph_layers()), sum(2 * y.copies for y in self._graph_layers())
+
+        def gather(loss, gain, inverse_scale, gradients, fresh):
+            total = loss.astype(ms.float32)
+            for value in gradients:
+                total += finite_sum(value)
+            for value in fresh:
+                total += finite_sum(value)
+            finite = ops.isfinite(total)
+            traces = ops.zeros((rows,), ms.float32)
+            if finite:
+                traces = estimate(gain, inverse_scale, fresh)
+            return (loss, finite, traces) + gradients
+
+        return gather
+
+    # -- accumulation --------------------------------------------------------------------------------------------
+
+    def _make_accumulators(self) -> None:
+        self.micro_step = int_parameter("micro_step", 0)
+        ports = [p for layer in self.optimizer._captured for p in layer.port_parameters]
+        self.sums = ParameterTuple(
+            [Parameter(ops.zeros_like(p), name=f"thor.sum.{p.name}", requires_grad=False) for p in self._weights]
+        )
+        self.factor_sums = ParameterTuple(
+            [Parameter(ops.zeros_like(p), name=f"thor.sum.{p.name}", requires_grad=False) for p in ports]
+        )
+        self.loss_sum = Parameter(Tensor(np.zeros((), np.float32)), name="thor.sum.loss", requires_grad=False)
+
+    def _graph_sums(self) -> list[Parameter]:
+        """Accumulators of the layers in the curvature graph."""
+        per = len(self.optimizer._captured[0].port_parameters)
+        return [self.factor_sums[i * per + j] for i in self._in_graph for j in range(per)]
+
+    def _build_add(self) -> Callable[..., Any]:
+        return self._adding(self._weights, list(self.sums))
+
+    def _build_add_curvature(self) -> Callable[..., Any]:
+        self.compilations += 1
+        return self._adding(self._differentiated(), [*self.sums, *self._graph_sums()])
+
+    def _adding(self, variables: Any, sums: list[Parameter]) -> Callable[..., Any]:
+        differentiate = ms.value_and_grad(self._forward(), None, variables)
+        adder = _Adder(sums, self.loss_sum)
+
+        def add(scale, *inputs):
+            loss, gradients = differentiate(scale, *inputs)
+            loss = loss / scale[0]
+            return ops.depend(loss, adder(loss, gradients))
+
+        return add
+
+    def _build_finish(self) -> Callable[..., Any]:
+        sums, unscale, update, share = _Values(list(self.sums), self.loss_sum), self._unscale(), self._update, 1.0 / self.accumulate
+
+        def finish(scale):
+            loss, gradients = sums(share)
+            return update(loss, unscale(gradients, 1.0 / scale[0]))
+
+        return finish
+
+    def _build_finish_curvature(self) -> Callable[..., Any]:
+        sums = _Values([*self.sums, *self._graph_sums()], self.loss_sum)
+        unscale, gather, share, count = self._unscale(), self._gather(), 1.0 / self.accumulate, len(self._weights)
+
+        def finish(scale, gain):
+            loss, means = sums(share)
+            inverse_scale = 1.0 / scale[0]
+            return gather(loss, gain, inverse_scale, unscale(means[:count], inverse_scale), means[count:])
+
+        return finish
+
+    def _build_clear(self) -> Callable[..., Any]:
+        clearing = _Clearer([*self.sums, *self.factor_sums, self.loss_sum])
+
+        def clear():
+            return clearing()
+
+        return clear
+
+    # -- housekeeping --------------------------------------------------------------------------------------------
+
+    def _open_ports(self, active: bool) -> None:
+        """Ports are read when a graph is compiled, and at every call in PyNative."""
+        for layer in self.optimizer._captured:
+            for port in layer.ports:
+                port.active = active
+
+    def _drop_stopped_layers(self) -> None:
+        """Rebuild the curvature functions without stopped layers, once enough of their cost has stopped."""
+        captured, active = self.optimizer._captured, set(self.optimizer.active_layers)
+        stopped = sum(captured[i].cost for i in self._in_graph if i not in active)
+        total = sum(layer.cost for layer in captured)
+        if stopped >= RECOMPILE_SHARE * total:
+            self._in_graph = [i for i in self._in_graph if i in active]
+            for name in ("curvature", "add_curvature", "finish_curvature"):
+                self._compiled.pop(name, None)
+
+    def _complaint(self, inputs: tuple[Any, ...]) -> str:
+        count = int(self.optimizer.bad_steps.asnumpy()[0])
+        where = first_bad_layer(self.network, self.loss_fn, self._weights, inputs)
+        return (
+            f"{count} steps in a row were not finite, all skipped, training stopped at step {self.optimizer.step}: "
+            f"{where}. Lower the learning rate, raise damping, or check the data"
+        )
+
+
+class _Adder(nn.Cell):
+    """sums += values, loss_sum += loss."""
+
+    def __init__(self, sums: list[Parameter], loss_sum: Parameter):
+        super().__init__(auto_prefix=False)
+        self.sums, self.loss_sum = ParameterTuple(sums), loss_sum
+
+    def construct(self, loss, values):
+        ops.assign_add(self.loss_sum, loss.astype(ms.float32))
+        for i in range(len(self.sums)):
+            ops.assign_add(self.sums[i], values[i])
+        return loss
+
+
+class _Values(nn.Cell):
+    """(loss_sum, sums), each times a factor."""
+
+    def __init__(self, sums: list[Parameter], loss_sum: Parameter):
+        super().__init__(auto_prefix=False)
+        self.sums, self.loss_sum = ParameterTuple(sums), loss_sum
+
+    def construct(self, factor):
+        values = ()
+        for value in self.sums:
+            values += (value * factor,)
+        return self.loss_sum * factor, values
+
+
+class _Clearer(nn.Cell):
+    """Zero every accumulator."""
+
+    def __init__(self, sums: list[Parameter]):
+        super().__init__(auto_prefix=False)
+        self.sums = ParameterTuple(sums)
+
+    def construct(self):
+        for value in self.sums:
+            ops.assign(value, ops.zeros_like(value))
+        return self.sums[0]
+
+
+def finite_sum(value):
+    """A number that is finite only if every entry is: products of large entries count as overflow."""
+    flat = value.astype(ms.float32).reshape(-1)
+    return ops.matmul(flat, flat) * 0.0
