@@ -1,7 +1,7 @@
 """ResNet-20, 32, 44 and 56 for images of 32 x 32 (He et al., 2016, section 4.2).
 
 One difference to the paper: where the width doubles, the shortcut is a 1 x 1 convolution with normalisation
-(their option B) and not zero padding (option A). It adds 2,752 weights to the paper's 0.27 million of ResNet-20.
+(their option B) and not zero padding (option A). That adds 2,752 weights to ResNet-20's 269,722.
 """
 
 from __future__ import annotations
@@ -22,9 +22,7 @@ class BasicBlock(nn.Cell):
         self.relu = nn.ReLU()
         self.shortcut: nn.Cell = nn.Identity()
         if stride != 1 or in_channels != out_channels:
-            self.shortcut = nn.SequentialCell(
-                _conv(in_channels, out_channels, 1, stride), nn.BatchNorm2d(out_channels)
-            )
+            self.shortcut = nn.SequentialCell(_conv(in_channels, out_channels, 1, stride), nn.BatchNorm2d(out_channels))
 
     def construct(self, x: Tensor) -> Tensor:
         """The block's output, at 1 / stride of the input's size."""

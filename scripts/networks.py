@@ -1,0 +1,69 @@
+"""A configuration's network and loss as MindSpore cells."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from mindspore import Tensor, nn, ops
+
+import models
+from scripts.errors import UserError
+from scripts.settings import TrainSettings
+
+
+class SumOfSquares(nn.Cell):
+    """Squared error of a reconstruction: summed over an image's pixels, averaged over the batch."""
+
+    def construct(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """mean_b sum_p (outputs - targets)^2."""
+        difference = outputs - targets.reshape(outputs.shape)
+        return (difference * difference).sum(-1).mean()
+
+
+class PixelCrossEntropy(nn.Cell):
+    """Binary cross-entropy of a reconstruction's logits: summed over pixels, averaged over the batch."""
+
+    def construct(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """mean_b sum_p log(1 + exp(outputs)) - targets outputs, in its stable form."""
+        targets = targets.reshape(outputs.shape)
+        softplus = ops.relu(outputs) + ops.log1p(ops.exp(-ops.abs(outputs)))
+        return (softplus - targets * outputs).sum(-1).mean()
+
+
+def build_network(settings: TrainSettings) -> nn.Cell:
+    """The network that a configuration names."""
+    factory = _factory(settings.network)
+    try:
+        network = factory(**settings.network_options)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"network {settings.network} with {settings.network_options}: {error}") from None
+    if not isinstance(network, nn.Cell):
+        raise UserError(f"network {settings.network}: made a {type(network).__name__}, and must make a Cell")
+    return network
+
+
+def build_loss(settings: TrainSettings) -> nn.Cell:
+    """The loss of outputs and targets, a mean over the batch."""
+    if settings.loss == "cross_entropy":
+        return nn.CrossEntropyLoss(label_smoothing=settings.label_smoothing)
+    return SumOfSquares() if settings.loss == "squared_error" else PixelCrossEntropy()
+
+
+def _factory(name: str) -> Callable[..., Any]:
+    """A factory of `models` by its short name, or any module:callable."""
+    module_name, colon, attribute = name.partition(":")
+    if not colon:
+        if name not in models.__all__:
+            raise UserError(f"network = {name!r}: must be one of {', '.join(models.__all__)}, or module:callable")
+        found: Callable[..., Any] = getattr(models, name)
+        return found
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        return getattr(importlib.import_module(module_name), attribute)  # type: ignore[no-any-return]
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UserError(f"network = {name!r}: {error}") from None

@@ -1,0 +1,108 @@
+"""A configuration's optimizer, together with the compiled step that uses it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from mindspore import Tensor, nn
+
+from scripts.errors import UserError
+from scripts.first_order_step import FirstOrderStep
+from scripts.schedules import learning_rate_schedule
+from scripts.settings import ThorSettings, TrainSettings
+
+Step = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Stepper:
+    """One training step as a function of a batch, and the optimizer whose state it moves."""
+
+    optimizer: nn.Cell
+    step: Step
+    history: list[Any]  # refresh decisions of thor.THOR; stays empty for the others
+
+
+def build_stepper(settings: TrainSettings, network: nn.Cell, loss: nn.Cell, steps_per_epoch: int) -> Stepper:
+    """The optimizer that a configuration names, ready to step."""
+    try:
+        if settings.optimizer == "thor":
+            return _thor(settings, network, loss, steps_per_epoch)
+        return _first_order(settings, network, loss, steps_per_epoch)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{settings.optimizer}: {error}") from error
+
+
+def _thor(settings: TrainSettings, network: nn.Cell, loss: nn.Cell, steps_per_epoch: int) -> Stepper:
+    """thor.THOR and thor.TrainStep."""
+    import thor
+
+    own = settings.thor
+    updates_per_epoch = steps_per_epoch / settings.accumulation
+    optimizer = thor.THOR(
+        network,
+        learning_rate_schedule(own.learning_rate, own.schedule, settings.epochs, updates_per_epoch),
+        _damping(own, updates_per_epoch),
+        momentum=own.momentum,
+        weight_decay=own.weight_decay,
+        block_size=own.block_size,
+        split=own.split,
+        rank=own.rank,
+        refresh=_trace_rule(own),
+        interval=_interval(own),
+        factor_interval=own.factor_interval,
+        factor_decay=own.factor_decay,
+        loss_scale=settings.loss_scale,
+        clip=own.clip,
+        skip=tuple(own.skip),
+    )
+    step = thor.TrainStep(network, loss, optimizer, accumulate=settings.accumulation)
+    return Stepper(optimizer, step, optimizer.history)
+
+
+def _damping(own: ThorSettings, updates_per_epoch: float) -> Any:
+    """A constant, or the published exponential decay."""
+    from thor.schedules import ExponentialDamping
+
+    if own.damping_decay == 1.0:
+        return own.damping
+    return ExponentialDamping(own.damping, own.damping_decay, max(1, round(updates_per_epoch)))
+
+
+def _trace_rule(own: ThorSettings) -> Any:
+    """A preset of the trace rule, or one of two thresholds."""
+    import thor
+
+    if own.refresh.preset is not None:
+        return getattr(thor.TraceRule, own.refresh.preset)()
+    return thor.TraceRule(update=own.refresh.update, stop=own.refresh.stop)
+
+
+def _interval(own: ThorSettings) -> Any:
+    """A constant interval, or a growing one."""
+    import thor
+
+    if own.interval.start == own.interval.end:
+        return own.interval.start
+    return thor.GrowingInterval(own.interval.start, own.interval.end, own.interval.factor)
+
+
+def _first_order(settings: TrainSettings, network: nn.Cell, loss: nn.Cell, steps_per_epoch: int) -> Stepper:
+    """An optimizer of mindspore.nn and a compiled step around it."""
+    own = getattr(settings, settings.optimizer)
+    updates_per_epoch = steps_per_epoch / settings.accumulation
+    rate = learning_rate_schedule(own.learning_rate, own.schedule, settings.epochs, updates_per_epoch)
+    rates = [rate(update) for update in range(max(1, int(updates_per_epoch * settings.epochs)))]
+    weights = network.trainable_params()
+    if settings.optimizer == "momentum":
+        optimizer = nn.Momentum(weights, rates, own.momentum, own.weight_decay)
+    elif settings.optimizer == "adam":
+        optimizer = nn.Adam(weights, rates, own.beta1, own.beta2, own.epsilon, weight_decay=own.weight_decay)
+    else:
+        optimizer = nn.AdaFactor(
+            weights, rates, scale_parameter=False, relative_step=False, weight_decay=own.weight_decay
+        )
+    step = FirstOrderStep(network, loss, optimizer, settings)
+    return Stepper(optimizer, step, [])

@@ -1,0 +1,37 @@
+"""Learning rates over steps, as a configuration describes them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from scripts.settings import Schedule
+
+
+def learning_rate_schedule(
+    initial: float, schedule: Schedule, epochs: int, updates_per_epoch: float
+) -> Callable[[int], float]:
+    """The learning rate as a function of the update, counted from 0; the first update has the full rate."""
+    end_epoch = schedule.end_epoch or float(epochs)
+
+    def rate(update: int) -> float:
+        epoch = update / updates_per_epoch
+        rising = 1.0
+        if epoch < schedule.warmup_epochs:
+            rising = min(1.0, (update + 1) / (schedule.warmup_epochs * updates_per_epoch))
+        progress = min(1.0, epoch / end_epoch)
+        share = schedule.final + (1.0 - schedule.final) * _shape(schedule, progress)
+        return initial * rising * share
+
+    return rate
+
+
+def _shape(schedule: Schedule, progress: float) -> float:
+    """The schedule's shape, from 1 at progress 0 to 0 at progress 1."""
+    if schedule.shape == "constant":
+        return 1.0
+    if schedule.shape == "linear":
+        return 1.0 - progress
+    if schedule.shape == "cosine":
+        return 0.5 * (1.0 + math.cos(math.pi * progress))
+    return float((1.0 - progress) ** schedule.power)
