@@ -39,9 +39,12 @@ class Job:
     results: list[tuple[Parameter, Tensor]] = field(default_factory=list)
 
     def commit(self) -> None:
-        """Make the new inverse the cached one."""
+        """Make the new inverse the cached one.
+
+        By assignment: a compiled graph goes on reading the storage it was compiled with, which ``set_data`` replaces.
+        """
         for target, value in self.results:
-            target.set_data(value)
+            ops.assign(target, value)
 
 
 class HostAlgebra:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from mindspore import Parameter, ParameterTuple, Tensor, nn
+from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from thor import capture, device
 from thor import loss_scale as scales
@@ -359,7 +359,7 @@ class THOR(nn.Cell):
         if self._rate is not None:
             value = np.float32(self._rate(self.step))
             if self.inner.learning_rate.asnumpy() != value:
-                self.inner.learning_rate.set_data(Tensor(value))
+                ops.assign(self.inner.learning_rate, Tensor(value))
 
     def finished(self, finite: bool) -> bool:
         """Count the step; answers whether too many in a row were not finite."""
@@ -399,6 +399,7 @@ def _read(state: Parameter) -> int:
 
 
 def _write(state: Parameter, value: Any) -> None:
+    """Set a host-side state; no compiled graph reads it, so its storage may be replaced."""
     old = state.asnumpy()
     state.set_data(Tensor(np.broadcast_to(np.asarray(value, old.dtype), old.shape).copy()))
 

@@ -64,6 +64,8 @@ class TrainStep(nn.Cell):
         self._weights = optimizer.inner.parameters
         self._in_graph = optimizer.active_layers
         self._compiled: dict[str, Callable[..., Any]] = {}
+        self._state = [*self._weights, *optimizer.get_parameters()]
+        self._storage: list[int] = []
         self.compilations = 0  # curvature graphs built so far
         if accumulate > 1:
             self._make_accumulators()
@@ -74,6 +76,7 @@ class TrainStep(nn.Cell):
     def __call__(self, *inputs: Any) -> Tensor:
         """One step, or one micro-batch of it; answers with the unscaled loss."""
         optimizer = self.optimizer
+        self._notice_loading()
         self._open_ports(False)
         if optimizer.refreshes_now or not self._compiled:
             optimizer.check_attached()
@@ -82,8 +85,10 @@ class TrainStep(nn.Cell):
         if gathering:
             self._drop_stopped_layers()
         step = self._accumulated_step if self.accumulate > 1 else self._whole_step
-        loss, finite = step(gathering, optimizer.scale, *inputs)
-        if finite is not None and optimizer.finished(finite):
+        loss, finite = step(gathering, Tensor(optimizer.scale.asnumpy().copy()), *inputs)
+        failed = finite is not None and optimizer.finished(finite)
+        self._storage = self._addresses()
+        if failed:
             raise FloatingPointError(self._complaint(inputs))
         return loss
 
@@ -297,6 +302,18 @@ class TrainStep(nn.Cell):
         for layer in self.optimizer._captured:
             for port in layer.ports:
                 port.active = active
+
+    def _addresses(self) -> list[int]:
+        return [parameter.data_ptr() for parameter in self._state]
+
+    def _notice_loading(self) -> None:
+        """Compile anew if any Parameter got new storage since the last step.
+
+        ``load_param_into_net`` and ``set_data`` replace a Parameter's storage, and a compiled function would silently
+        go on with the old one (measured with MindSpore 2.10).
+        """
+        if self._storage and self._storage != self._addresses():
+            self._compiled.clear()
 
     def _drop_stopped_layers(self) -> None:
         """Rebuild the curvature functions without stopped layers, once enough of their cost has stopped."""
