@@ -22,7 +22,7 @@ class Stepper:
 
     optimizer: nn.Cell
     step: Step
-    history: list[Any]  # refresh decisions of thor.THOR; stays empty for the others
+    history: Callable[[], list[Any]]  # refresh decisions of thor.THOR so far; none for the others
 
 
 def build_stepper(settings: TrainSettings, network: nn.Cell, loss: nn.Cell, steps_per_epoch: int) -> Stepper:
@@ -59,7 +59,7 @@ def _thor(settings: TrainSettings, network: nn.Cell, loss: nn.Cell, steps_per_ep
         skip=tuple(own.skip),
     )
     step = thor.TrainStep(network, loss, optimizer, accumulate=settings.accumulation)
-    return Stepper(optimizer, step, optimizer.history)
+    return Stepper(optimizer, step, lambda: optimizer.history)
 
 
 def _damping(own: ThorSettings, updates_per_epoch: float) -> Any:
@@ -105,4 +105,4 @@ def _first_order(settings: TrainSettings, network: nn.Cell, loss: nn.Cell, steps
             weights, rates, scale_parameter=False, relative_step=False, weight_decay=own.weight_decay
         )
     step = FirstOrderStep(network, loss, optimizer, settings)
-    return Stepper(optimizer, step, [])
+    return Stepper(optimizer, step, list)

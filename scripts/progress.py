@@ -1,0 +1,65 @@
+"""What a person sees while a run trains: a live line on a terminal, one line an epoch elsewhere."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+
+class ProgressDisplay:
+    """A context in which a run shows how it gets on."""
+
+    def __init__(self, title: str, epochs: int, steps_per_epoch: int, done: int, console: Console) -> None:
+        self._console = console
+        self._title = title
+        self._epochs = epochs
+        self._steps_per_epoch = steps_per_epoch
+        self._progress: Progress | None = None
+        self._task = TaskID(0)
+        self._metric = ""
+        if console.is_terminal:
+            self._progress = Progress(
+                TextColumn("[bold]{task.description}"),
+                BarColumn(bar_width=16),
+                TextColumn("{task.fields[text]}"),
+                TimeRemainingColumn(compact=True),
+                TextColumn("left"),
+                console=console,
+                refresh_per_second=5,
+            )
+            total = epochs * steps_per_epoch
+            self._task = self._progress.add_task(title, total=total, completed=done, text="compiling ...")
+
+    def __enter__(self) -> ProgressDisplay:
+        if self._progress:
+            self._progress.start()
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._progress:
+            self._progress.stop()
+
+    def step(self, step: int, epoch: int, loss: float, ms_per_step: float) -> None:
+        """Show a step: its epoch (from 1), and its number in the run."""
+        if not self._progress:
+            return
+        within = (step - 1) % self._steps_per_epoch + 1
+        text = (
+            f"epoch {epoch}/{self._epochs}  step {within}/{self._steps_per_epoch}  loss {loss:.4g}"
+            f"{self._metric}  {ms_per_step:.0f} ms/step "
+        )
+        self._progress.update(self._task, completed=step, text=text)
+
+    def epoch(self, epoch: int, train_loss: float, metric: tuple[str, float] | None, seconds: float) -> None:
+        """Print an epoch's result (on a terminal above the live line)."""
+        result = ""
+        if metric is not None:
+            name, value = metric
+            shown = f"{value:.2%}" if name == "accuracy" else f"{value:.4g}"
+            result = f"  test {name} {shown}"
+            self._metric = f"  {name} {shown}"
+        console = self._progress.console if self._progress else self._console
+        text = f"{self._title}: epoch {epoch}/{self._epochs}  loss {train_loss:.4g}{result}  {seconds:.1f} s"
+        console.print(text, highlight=False, soft_wrap=True)
