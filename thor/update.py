@@ -7,7 +7,7 @@ from mindspore import ParameterTuple, nn, ops
 
 from thor import factors
 from thor.layers import Layer
-from thor.precondition import precondition, to_matrix
+from thor.precondition import from_matrix, precondition, to_matrix
 
 PER_LAYER = 6  # (blocks, beside, uses) of A and of G; likewise (inverse, s, t) of A and of G
 
@@ -125,11 +125,7 @@ class Update(nn.Cell):
                 self.caches[j], self.caches[j + 1], self.caches[j + 2],
                 self.caches[j + 3], self.caches[j + 4], self.caches[j + 5],
             )  # fmt: skip
-            if bias is None:
-                made += (matrix.reshape(weight.shape).astype(weight.dtype),)
-            else:
-                made += (matrix[:, :, :-1].reshape(weight.shape).astype(weight.dtype),)
-                made += (matrix[:, :, -1].reshape(bias.shape).astype(bias.dtype),)
+            made += from_matrix(matrix, weight, bias)
         return made
 
     def _limited(self, directions, factor):

@@ -1,0 +1,191 @@
+"""What a step costs: Momentum, THOR's plain step, its curvature step, its refresh, as ratios of one interleaved run.
+
+    python scripts/bench_step.py [--network resnet20 lenet autoencoder] [--rounds 15] [--out bench.json]
+
+Two baselines: *Momentum* is ``nn.Momentum`` in the same kind of compiled step as THOR's (with the finite check, which
+also makes it faster on a CPU); *TrainOneStepCell* is MindSpore's own step. Ratios are to the first, the faster one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor, nn, ops
+
+import thor
+from models.autoencoder import autoencoder
+from models.lenet import lenet5
+from models.resnet_cifar import resnet20
+from thor.update import dot
+
+NEVER = 2**31 - 1
+PHASES = ("Momentum", "TrainOneStepCell", "plain", "curvature", "refresh")
+
+
+def reconstruction(output: Tensor, image: Tensor) -> Tensor:
+    """Squared error, summed over pixels, mean over the batch."""
+    return ops.square(output - image).sum(-1).mean()
+
+
+def network(name: str) -> tuple[nn.Cell, Callable[..., Tensor], tuple[Tensor, Tensor]]:
+    """Network, loss and one batch."""
+    rng = np.random.default_rng(0)
+    if name == "autoencoder":
+        image = Tensor(rng.random((1000, 784), np.float32))
+        return autoencoder(), reconstruction, (image, image)
+    shape = (128, 1, 28, 28) if name == "lenet" else (128, 3, 32, 32)
+    net = lenet5() if name == "lenet" else resnet20()
+    labels = Tensor(rng.integers(0, 10, 128).astype(np.int32))
+    return net, nn.CrossEntropyLoss(), (Tensor(rng.standard_normal(shape, np.float32)), labels)
+
+
+def momentum_step(net: nn.Cell, loss_fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """nn.Momentum in a compiled step with a finite check."""
+    optimizer = nn.Momentum(net.trainable_params(), 1e-5, 0.9)
+
+    def forward(x, y):
+        return loss_fn(net(x), y)
+
+    differentiate = ms.value_and_grad(forward, None, optimizer.parameters)
+
+    @ms.jit
+    def step(x, y):
+        loss, gradients = differentiate(x, y)
+        total = loss
+        for gradient in gradients:
+            total += dot(gradient, gradient)
+        if ops.isfinite(total):
+            loss = ops.depend(loss, optimizer(gradients))
+        return loss
+
+    return step
+
+
+def own_step(net: nn.Cell, loss_fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """MindSpore's TrainOneStepCell, compiled."""
+    cell = nn.TrainOneStepCell(nn.WithLossCell(net, loss_fn), nn.Momentum(net.trainable_params(), 1e-5, 0.9))
+
+    @ms.jit
+    def step(x, y):
+        return cell(x, y)
+
+    return step
+
+
+class ThorPhases:
+    """One TrainStep whose next step is forced to be plain, curvature, or refresh."""
+
+    def __init__(self, name: str, **options: object):
+        net, loss_fn, self.batch = network(name)
+        self.optimizer = thor.THOR(net, 1e-5, 0.03, refresh=thor.TraceRule.thor_nt(), interval=NEVER // 2, **options)
+        self.step = thor.TrainStep(net, loss_fn, self.optimizer)
+
+    def force(self, gather: int, refresh: int) -> Callable[..., Tensor]:
+        def run(x, y):
+            for parameter, value in ((self.optimizer.next_gather, gather), (self.optimizer.next_refresh, refresh)):
+                parameter.set_data(Tensor(np.array([value], np.int32)))
+            self.step._storage = []  # host-side state, which no graph reads: nothing to compile anew
+            return self.step(x, y)
+
+        return run
+
+    def phases(self) -> dict[str, Callable[..., Tensor]]:
+        return {"refresh": self.force(0, 0), "curvature": self.force(0, NEVER), "plain": self.force(NEVER, NEVER)}
+
+
+def timed(step: Callable[..., Tensor], batch: tuple[Tensor, Tensor]) -> float:
+    start = time.perf_counter()
+    step(*batch).asnumpy()
+    return time.perf_counter() - start
+
+
+def measure(name: str, rounds: int, options: dict[str, object]) -> dict[str, object]:
+    """Median milliseconds of each phase over interleaved rounds, and ratios to Momentum."""
+    net, loss_fn, batch = network(name)
+    thor.device.fast_convolutions(net)
+    other, _, _ = network(name)
+    thor.device.fast_convolutions(other)
+    phases = ThorPhases(name, **options)
+    steps = {"Momentum": momentum_step(net, loss_fn), "TrainOneStepCell": own_step(other, loss_fn)} | phases.phases()
+    times: dict[str, list[float]] = {phase: [] for phase in PHASES}
+    for index in range(rounds + 2):
+        for phase in ("refresh", "curvature", "plain", "Momentum", "TrainOneStepCell"):
+            seconds = timed(steps[phase], batch)
+            if index >= 2:  # compilation and warm-up
+                times[phase].append(seconds * 1e3)
+    median = {phase: float(np.median(times[phase])) for phase in PHASES}
+    spread = {phase: [float(q) for q in np.percentile(times[phase], (25, 75))] for phase in PHASES}
+    ratio = {phase: median[phase] / median["Momentum"] for phase in PHASES}
+    return {"ms": median, "quartiles": spread, "ratio": ratio, "state_bytes": phases.optimizer.memory()["total"]}
+
+
+def peak_memory(name: str, which: str) -> int:
+    """Peak resident bytes of a process of its own that does a few steps."""
+    command = [sys.executable, __file__, "--peak", name, which]
+    output = subprocess.run(command, check=True, capture_output=True, text=True, env=os.environ).stdout
+    return int(output.split("PEAK")[1].split()[0])
+
+
+def run_for_peak(name: str, which: str) -> None:
+    if which == "momentum":
+        net, loss_fn, batch = network(name)
+        thor.device.fast_convolutions(net)
+        step = momentum_step(net, loss_fn)
+        for _ in range(4):
+            timed(step, batch)
+    else:
+        phases = ThorPhases(name)
+        for phase in phases.phases().values():
+            timed(phase, phases.batch)
+            timed(phase, phases.batch)
+    print("PEAK", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--network", nargs="+", default=["lenet", "autoencoder", "resnet20"],
+                        choices=["lenet", "autoencoder", "resnet20"])  # fmt: skip
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--split", default="block+mean", choices=["block", "block+mean", "block+rank"])
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--no-memory", action="store_true", help="skip the peak-memory processes")
+    parser.add_argument("--peak", nargs=2, metavar=("NETWORK", "WHICH"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    thor.device.select("CPU")
+    ms.set_context(mode=ms.GRAPH_MODE)
+    if arguments.peak:
+        run_for_peak(*arguments.peak)
+        return
+    results = {}
+    for name in arguments.network:
+        result = measure(name, arguments.rounds, {"split": arguments.split})
+        print(f"{name}: curvature state {result['state_bytes'] / 2**20:.1f} MiB")
+        for phase in PHASES:
+            low, high = result["quartiles"][phase]
+            print(
+                f"  {phase:18} {result['ms'][phase]:9.1f} ms  [{low:.1f}, {high:.1f}]  {result['ratio'][phase]:.2f} x"
+            )
+        if not arguments.no_memory:
+            result["peak_bytes"] = {which: peak_memory(name, which) for which in ("momentum", "thor")}
+            peaks = result["peak_bytes"]
+            print(f"  peak memory: Momentum {peaks['momentum'] / 2**20:.0f} MiB, THOR {peaks['thor'] / 2**20:.0f} MiB "
+                  f"({peaks['thor'] / peaks['momentum']:.2f} x)")  # fmt: skip
+        results[name] = result
+    if arguments.out:
+        arguments.out.write_text(json.dumps(results, indent=2), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
