@@ -1,0 +1,97 @@
+"""THOR and Momentum side by side: the same network, initial weights and batch order; a table and a picture.
+
+python scripts/quickstart.py [--key value ...]; the settings go to both runs (but --out, the folder of everything).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("GLOG_v", "3")  # MindSpore: errors only, before it is imported
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from rich.console import Console  # noqa: E402
+from rich.table import Table  # noqa: E402
+
+from scripts.config import load_config  # noqa: E402
+from scripts.errors import run_program  # noqa: E402
+from scripts.train import INTERRUPTED  # noqa: E402
+
+CONFIGS = Path(__file__).parent / "config"
+OPTIMIZERS = ("thor", "momentum")
+PICTURE = "curves.png"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run both, then show what came of it."""
+    overrides, out = _without_out(list(sys.argv[1:] if arguments is None else arguments))
+    console = Console()
+    for optimizer in OPTIMIZERS:
+        folder = out / optimizer
+        settings = load_config(CONFIGS / f"quickstart_{optimizer}.yaml", [*overrides, "--out", str(folder)])
+
+        from scripts.training import train
+
+        if not train(settings, console=console).finished:
+            print(
+                f"ended early; `python scripts/train.py --config {folder / 'config.yaml'} --resume` completes this run"
+            )
+            return INTERRUPTED
+    folders = [out / optimizer for optimizer in OPTIMIZERS]
+    console.print(table([_summary(folder) for folder in folders]))
+
+    from scripts.plot import plot
+
+    plot(folders, out / PICTURE)
+    console.print(f"loss, accuracy and refresh decisions: {out / PICTURE}", highlight=False)
+    return 0
+
+
+def table(summaries: Sequence[dict[str, Any]]) -> Table:
+    """Results of the runs, one column each."""
+    grid = Table(title="Fashion-MNIST, test accuracy")
+    grid.add_column("after epoch")
+    for summary in summaries:
+        grid.add_column(summary["optimizer"], justify="right")
+    epochs = max(len(summary["epochs"]) for summary in summaries)
+    for epoch in range(epochs):
+        scores = [_score(summary["epochs"], epoch) for summary in summaries]
+        grid.add_row(str(epoch + 1), *scores, end_section=epoch == epochs - 1)
+    grid.add_row("training seconds", *[f"{summary['seconds']:.0f}" for summary in summaries])
+    speeds = [summary["median_ms_per_step"] for summary in summaries]
+    grid.add_row("median ms a step", *["-" if speed is None else f"{speed:.0f}" for speed in speeds])
+    for label, kind in (("refreshes done", "update"), ("refreshes kept", "keep"), ("layers stopped", "stop")):
+        counts = [summary["refreshes"] for summary in summaries]
+        grid.add_row(label, *[str(count[kind]) if sum(count.values()) else "-" for count in counts])
+    return grid
+
+
+def _score(epochs: Sequence[dict[str, Any]], number: int) -> str:
+    """The test accuracy after an epoch, where it was measured."""
+    line = epochs[number] if number < len(epochs) else {}
+    return f"{line['test_accuracy']:.2%}" if "test_accuracy" in line else "-"
+
+
+def _without_out(arguments: list[str]) -> tuple[list[str], Path]:
+    """Arguments without --out, and its value."""
+    for number, argument in enumerate(arguments):
+        if argument.startswith("--out="):
+            return arguments[:number] + arguments[number + 1 :], Path(argument.removeprefix("--out="))
+        if argument == "--out" and number + 1 < len(arguments):
+            return arguments[:number] + arguments[number + 2 :], Path(arguments[number + 1])
+    return arguments, Path("runs/quickstart")
+
+
+def _summary(folder: Path) -> dict[str, Any]:
+    """A run's summary.json."""
+    summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
+    return summary
+
+
+if __name__ == "__main__":
+    run_program(main)
