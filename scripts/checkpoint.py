@@ -17,6 +17,7 @@ from mindspore import Parameter, nn
 from scripts.errors import UserError
 
 KEEP = 2
+CHECKPOINT_SUFFIXES = (".ckpt", ".json")
 
 
 @dataclass(frozen=True, kw_only=True)

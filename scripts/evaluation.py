@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn
@@ -31,11 +33,11 @@ class Evaluator:
         self._sigmoid = settings.loss == "binary_cross_entropy"
         self._forward = ms.jit(self._outputs()) if settings.mode == "graph" else self._outputs()
 
-    def _outputs(self):  # type: ignore[no-untyped-def]
+    def _outputs(self) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
         """A function (inputs, targets) -> (outputs, loss), for the compiler."""
         network, loss = self._network, self._loss
 
-        def outputs(inputs, targets):  # type: ignore[no-untyped-def]
+        def outputs(inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
             result = network(inputs)
             return result, loss(result, targets)
 

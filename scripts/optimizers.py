@@ -77,7 +77,7 @@ def _trace_rule(own: ThorSettings) -> Any:
 
     if own.refresh.preset is not None:
         return getattr(thor.TraceRule, own.refresh.preset)()
-    return thor.TraceRule(update=own.refresh.update, stop=own.refresh.stop)
+    return thor.TraceRule(update=own.refresh.update or 0.0, stop=own.refresh.stop or 0.0)  # both are given
 
 
 def _interval(own: ThorSettings) -> Any:

@@ -17,6 +17,7 @@ matplotlib.use("Agg")
 from matplotlib import pyplot  # noqa: E402
 from matplotlib.axes import Axes  # noqa: E402
 from matplotlib.lines import Line2D  # noqa: E402
+from matplotlib.ticker import MaxNLocator  # noqa: E402
 
 from scripts.errors import UserError, run_program  # noqa: E402
 from scripts.recorder import read_metrics  # noqa: E402
@@ -85,6 +86,8 @@ def _scores(axes: Axes, runs: dict[str, Lines], x: str, label: str) -> None:
         scores = [factor * line[key] for line in epochs]
         axes.plot([line[x] for line in epochs], scores, STYLES[number % 4], marker="o", label=name, linewidth=1.6)
     axes.set(xlabel=label, ylabel=title, title=title.partition(",")[0])
+    if x == "epoch":
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     _tidy(axes)
 
 
@@ -99,7 +102,13 @@ def _traces(axes: Axes, name: str, decisions: Lines) -> None:
         )
         for decision, (marker, size) in MARKS.items():
             at = [line for line in own if line["decision"] == decision]
-            style = {"marker": marker, "markersize": size, "linestyle": "none", "color": colours(number)}
+            style = {
+                "marker": marker,
+                "markersize": size,
+                "linestyle": "none",
+                "color": colours(number),
+                "markeredgewidth": 1.8,
+            }
             axes.plot([d["step"] for d in at], [d["trace"] for d in at], **style)
     axes.set_yscale("log")
     axes.set(xlabel="step", ylabel="trace of the layer's factor pair", title=f"{name}: refresh decisions of each layer")

@@ -1,0 +1,36 @@
+import mindspore as ms
+import numpy as np
+import pytest
+
+import models
+
+
+@pytest.mark.parametrize(
+    "factory, image, outputs, weights",
+    [
+        (models.smallconv, (1, 28, 28), 10, 103_018),
+        (models.lenet5, (1, 28, 28), 10, 61_706),
+        (models.autoencoder, (1, 28, 28), 784, 2_837_314),
+        (models.resnet20, (3, 32, 32), 10, 269_722 + 2_752),
+        (models.resnet56, (3, 32, 32), 10, 853_018 + 2_752),
+    ],
+)
+def test_output_shape_and_number_of_weights(factory, image, outputs, weights):
+    network = factory().set_train(False)
+    result = network(ms.Tensor(np.zeros((2, *image), np.float32)))
+    assert result.shape == (2, outputs)
+    assert np.isfinite(result.asnumpy()).all()
+    assert sum(weight.size for weight in network.trainable_params()) == weights
+
+
+def test_lenet_takes_both_image_sizes():
+    network = models.lenet5(num_classes=7, in_channels=3, image_size=32)
+    assert network(ms.Tensor(np.zeros((2, 3, 32, 32), np.float32))).shape == (2, 7)
+    with pytest.raises(ValueError, match="image_size must be 28 or 32, and is 30"):
+        models.lenet5(image_size=30)
+
+
+@pytest.mark.parametrize("factory, layers", [(models.resnet20, 20), (models.resnet32, 32), (models.resnet44, 44)])
+def test_depth_is_in_the_name(factory, layers):
+    kernels = [p for p in factory().trainable_params() if p.ndim in (2, 4) and "shortcut" not in p.name]
+    assert len(kernels) == layers

@@ -1,0 +1,95 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from scripts.config import differences, load_config, read_yaml, save_config
+from scripts.errors import UserError
+from scripts.settings import TrainSettings
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "scripts" / "config").glob("*.yaml")), ids=lambda path: path.stem)
+def test_shipped_configurations_are_valid(path):
+    assert load_config(path).out.startswith("runs/")
+
+
+def test_overrides_go_into_blocks():
+    settings = load_config(None, ["--optimizer", "adam", "--thor.damping", "1e-2", "--epochs=7", "--data.flip", "true"])
+    assert (settings.optimizer, settings.thor.damping, settings.epochs) == ("adam", 0.01, 7)
+    assert settings.data.flip is True
+
+
+def test_short_forms():
+    settings = load_config(None, ["--thor.refresh", "thor_nt", "--thor.interval", "50", "--thor.schedule", "linear"])
+    assert settings.thor.refresh.preset == "thor_nt"
+    assert (settings.thor.interval.start, settings.thor.interval.end) == (50, 50)
+    assert settings.thor.schedule.shape == "linear"
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--epohs", "3"], "unknown key epohs: did you mean epochs?"),
+        (["--thor.dampng", "1"], "unknown key thor.dampng: did you mean thor.damping?"),
+        (["--damping", "0.1"], "unknown key damping: did you mean thor.damping?"),
+        (["--thor.refresh.foo", "1"], "unknown key thor.refresh.foo: known are preset, update, stop"),
+        (["--epochs", "two"], "epochs = 'two': must be a valid integer"),
+        (["--epochs", "0"], "epochs = 0: must be greater than or equal to 1"),
+        (["--thor.damping", "-1"], "thor.damping = -1: must be greater than 0"),
+        (["--thor.damping", ".nan"], "thor.damping = nan: must be a finite number"),
+        (["--momentum.momentum", "1.0"], "momentum.momentum = 1.0: must be less than 1"),
+        (["--data.flip", "1"], "data.flip = 1: must be a valid boolean"),
+        (["--optimizer", "sgd"], "optimizer = 'sgd': must be 'thor', 'momentum', 'adam' or 'adafactor'"),
+        (["--thor.block_size", "1.5"], "thor.block_size = 1.5: must be a whole number >= 1, 'auto', or the path"),
+        (["--thor.interval", "0"], "thor.interval = 0: must be a whole number of steps >= 1"),
+        (["--thor.refresh", "often"], "thor.refresh.preset = 'often': must be 'thor', 'thor_stop' or 'thor_nt'"),
+        (["--thor.refresh", "{update: 0.1, stop: 0.2}"], "stop must be at most update, and 0.2 > 0.1"),
+        (["--thor", "3"], "thor = 3: must be a block of settings"),
+        (["--thor.damping"], "--thor.damping needs a value"),
+        (["epochs=3"], "unexpected argument 'epochs=3': settings are given as --key value"),
+        (["--epochs", "[1"], "--epochs: '[1' is not a valid value"),
+    ],
+)
+def test_errors_name_key_value_and_what_is_allowed(arguments, message):
+    with pytest.raises(UserError) as caught:
+        load_config(None, arguments)
+    assert message in str(caught.value)
+
+
+def test_several_errors_are_all_told():
+    with pytest.raises(UserError) as caught:
+        load_config(None, ["--seed", "-1", "--epochs", "0"])
+    assert "seed = -1" in str(caught.value) and "epochs = 0" in str(caught.value)
+
+
+@pytest.mark.parametrize("text, message", [("a: [1", "not valid YAML"), ("- 1", "must hold `key: value` lines")])
+def test_bad_files(tmp_path, text, message):
+    (tmp_path / "c.yaml").write_text(text)
+    with pytest.raises(UserError, match=message):
+        read_yaml(tmp_path / "c.yaml")
+    with pytest.raises(UserError, match="no such file"):
+        read_yaml(tmp_path / "none.yaml")
+
+
+def test_saved_settings_read_back_equal(tmp_path):
+    settings = load_config(None, ["--optimizer", "momentum", "--momentum.learning_rate", "1e-5"])
+    save_config(settings, tmp_path / "config.yaml")
+    assert "thor" not in yaml.safe_load((tmp_path / "config.yaml").read_text())
+    assert differences(load_config(tmp_path / "config.yaml"), settings) == []
+
+
+def test_differences_that_matter():
+    settings = TrainSettings()
+    assert differences(settings, load_config(None, ["--out", "x", "--log_every", "7", "--adam.beta1", "0.5"])) == []
+    assert differences(settings, load_config(None, ["--seed", "4"])) == ["seed: 0 -> 4"]
+
+
+def test_command_line_refuses_with_status_2_and_no_traceback():
+    command = [sys.executable, "scripts/train.py", "--config", "scripts/config/quickstart_thor.yaml", "--epohs", "3"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 2
+    assert result.stderr == "error: unknown key epohs: did you mean epochs?\n"

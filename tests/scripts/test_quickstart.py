@@ -1,0 +1,36 @@
+from PIL import Image
+
+from scripts import plot, quickstart
+from scripts.recorder import read_metrics
+from tests.scripts.tiny import write_set
+
+
+def test_table_and_picture_from_the_same_start(tmp_path, capsys, monkeypatch):
+    folder = write_set(tmp_path / "data")
+    arguments = ["--data.folder", str(folder), "--batch_size", "8", "--log_every", "1", "--epochs", "2"]
+    arguments += ["--network", "tests.scripts.test_quickstart:tiny_classifier", "--out", str(tmp_path / "out")]
+    assert quickstart.main(arguments) == 0
+    shown = capsys.readouterr().out
+    for heading in ("thor", "momentum", "after epoch", "training seconds", "refreshes kept", "layers stopped"):
+        assert heading in shown
+    with Image.open(tmp_path / "out" / "curves.png") as picture:
+        assert picture.width >= 1200 and picture.height >= 1200
+    first = {o: read_metrics(tmp_path / "out" / o) for o in ("thor", "momentum")}
+    losses = [next(line["loss"] for line in lines if line["kind"] == "step") for lines in first.values()]
+    assert abs(losses[0] - losses[1]) < 1e-5, "both must start from the same weights and batch"
+    assert any(line["kind"] == "refresh" for line in first["thor"])
+
+
+def test_plot_as_a_program_names_an_empty_folder(tmp_path):
+    import pytest
+
+    from scripts.errors import UserError
+
+    with pytest.raises(UserError, match=r"no metrics\.jsonl in"):
+        plot.main([str(tmp_path), "--out", str(tmp_path / "curves.png")])
+
+
+def tiny_classifier():
+    from mindspore import nn
+
+    return nn.SequentialCell(nn.Flatten(), nn.Dense(784, 16), nn.ReLU(), nn.Dense(16, 10))
