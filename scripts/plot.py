@@ -102,7 +102,7 @@ def _traces(axes: Axes, name: str, decisions: Lines) -> None:
         )
         for decision, (marker, size) in MARKS.items():
             at = [line for line in own if line["decision"] == decision]
-            style = {
+            style: dict[str, Any] = {
                 "marker": marker,
                 "markersize": size,
                 "linestyle": "none",
