@@ -7,6 +7,8 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+_ROOM_FOR_A_BAR = 100  # columns of the terminal; the text comes first
+
 
 class ProgressDisplay:
     """A context in which a run shows how it gets on."""
@@ -20,14 +22,16 @@ class ProgressDisplay:
         self._task = TaskID(0)
         self._metric = ""
         if console.is_terminal:
+            bar = [BarColumn(bar_width=12)] if console.width >= _ROOM_FOR_A_BAR else []
             self._progress = Progress(
                 TextColumn("[bold]{task.description}"),
-                BarColumn(bar_width=16),
+                *bar,
                 TextColumn("{task.fields[text]}"),
                 TimeRemainingColumn(compact=True),
                 TextColumn("left"),
                 console=console,
                 refresh_per_second=5,
+                transient=True,
             )
             total = epochs * steps_per_epoch
             self._task = self._progress.add_task(title, total=total, completed=done, text="compiling ...")
@@ -47,8 +51,8 @@ class ProgressDisplay:
             return
         within = (step - 1) % self._steps_per_epoch + 1
         text = (
-            f"epoch {epoch}/{self._epochs}  step {within}/{self._steps_per_epoch}  loss {loss:.4g}"
-            f"{self._metric}  {ms_per_step:.0f} ms/step "
+            f"epoch {epoch}/{self._epochs} step {within}/{self._steps_per_epoch} loss {loss:#.3g}"
+            f"{self._metric} {ms_per_step:.0f} ms/step"
         )
         self._progress.update(self._task, completed=step, text=text)
 
@@ -59,7 +63,7 @@ class ProgressDisplay:
             name, value = metric
             shown = f"{value:.2%}" if name == "accuracy" else f"{value:.4g}"
             result = f"  test {name} {shown}"
-            self._metric = f"  {name} {shown}"
+            self._metric = f" {name} {shown}"
         console = self._progress.console if self._progress else self._console
         text = f"{self._title}: epoch {epoch}/{self._epochs}  loss {train_loss:.4g}{result}  {seconds:.1f} s"
         console.print(text, highlight=False, soft_wrap=True)

@@ -168,8 +168,7 @@ def _asking_to_end() -> Iterator[Interrupt]:
 def _loop(run: Run, recorder: Recorder, interrupt: Interrupt) -> None:
     """Epochs from where the run stands to its end."""
     settings, done = run.settings, run.position.step
-    title = f"{Path(settings.network.rpartition(':')[2]).name} {settings.optimizer}"
-    with ProgressDisplay(title, settings.epochs, run.steps_per_epoch, done, run.console) as display:
+    with ProgressDisplay(settings.optimizer, settings.epochs, run.steps_per_epoch, done, run.console) as display:
         while run.position.epoch < settings.epochs:
             if not _epoch(run, recorder, display, interrupt):
                 recorder.flush()
