@@ -79,7 +79,7 @@ class Refresh(Settings):
 
 
 class Interval(Settings):
-    """Steps between two refreshes: from start to end, multiplied by factor at each refresh."""
+    """Steps between two refreshes: from start to end, each about factor times the one before."""
 
     start: Count
     end: Count
