@@ -1,7 +1,8 @@
 """The inverse of damped, symmetric positive definite blocks: LAPACK on the host, Cholesky, Newton-Schulz.
 
 Pure functions, [m, b, b] in and out. ``damping`` [m] is added to each block's diagonal; each function answers with the
-inverses and one flag a block that says whether to trust it, and never raises for a block that is not positive definite.
+inverses and one flag a block that says whether to trust it. A block that is not positive definite is flagged; only
+``ops.cholesky`` may raise for it instead, and does on a CPU.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def invert_by_newton_schulz(blocks, damping, iterations=NEWTON_SCHULZ_ITERATIONS
     diagonal = (damped * identity).sum(-1)
     scale = ops.rsqrt(ops.maximum(diagonal, ops.full_like(diagonal, 1e-30)))
     scaled = damped * scale.expand_dims(-1) * scale.expand_dims(-2)
-    norm = ops.abs(scaled).sum(-1).max(-1).reshape(-1, 1, 1)
+    norm = ops.amax(ops.abs(scaled).sum(-1), -1).reshape(-1, 1, 1)
     x = identity / norm
     twice = 2.0 * identity
     for _ in range(iterations):
@@ -77,5 +78,5 @@ def is_inverse(matrix, inverse):
     """Whether I - A X is small, block by block, as float32 0 or 1; NaN counts as no."""
     size = matrix.shape[-1]
     identity = ops.eye(size, size, ms.float32)
-    residual = ops.abs(identity - ops.bmm(matrix, inverse)).reshape(matrix.shape[0], -1).max(-1)
+    residual = ops.amax(ops.abs(identity - ops.bmm(matrix, inverse)), (1, 2))
     return (residual < RESIDUAL_LIMIT).astype(ms.float32)

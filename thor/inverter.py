@@ -88,11 +88,13 @@ class DeviceAlgebra:
     """The same with MindSpore's operators, compiled once per shape: the accelerators' way, which runs on a CPU too."""
 
     def __init__(self, method: str):
-        kernel = inverse.invert_by_cholesky if method == "cholesky" else inverse.invert_by_newton_schulz
+        @ms.jit
+        def cholesky(blocks, damping):
+            return inverse.invert_by_cholesky(blocks, damping)
 
         @ms.jit
-        def compiled_inverse(blocks, damping):
-            return kernel(blocks, damping)
+        def newton_schulz(blocks, damping):
+            return inverse.invert_by_newton_schulz(blocks, damping)
 
         @ms.jit
         def compiled_correction(blocks, parts):
@@ -102,7 +104,8 @@ class DeviceAlgebra:
         def compiled_product(blocks, thin):
             return ops.bmm(blocks, thin)
 
-        self._inverse, self._correction, self._product = compiled_inverse, compiled_correction, compiled_product
+        self._inverse = cholesky if method == "cholesky" else newton_schulz
+        self._careful, self._correction, self._product = newton_schulz, compiled_correction, compiled_product
 
     def blocks(self, factor: Factor, u: np.ndarray | None):
         cut = factor.cut
@@ -120,8 +123,15 @@ class DeviceAlgebra:
             filler = np.broadcast_to(np.eye(size, dtype=np.float32), (spare, size, size))
             stacked = [*stacked, self.tensor(filler)]
         batch = ops.cat(tuple(stacked), 0) if len(stacked) > 1 else stacked[0]
-        inverses, trusted = self._inverse(batch, Tensor(np.pad(damping, (0, spare)).astype(np.float32)))
-        return inverses, trusted.asnumpy()[:used] > 0
+        damping = Tensor(np.pad(damping, (0, spare)).astype(np.float32))
+        try:
+            inverses, trusted = self._inverse(batch, damping)
+            trusted = trusted.asnumpy()
+        except (RuntimeError, ValueError):
+            # ops.cholesky may raise where a block is not positive definite, and does not say which; this one does
+            inverses, trusted = self._careful(batch, damping)
+            trusted = trusted.asnumpy()
+        return inverses, trusted[:used] > 0
 
     def times(self, blocks, thin: np.ndarray) -> np.ndarray:
         size, rank = blocks.shape[-1], thin.shape[-1]
