@@ -1,0 +1,273 @@
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import Parameter, Tensor, nn
+
+import thor
+from tests import reference
+from tests.networks import Mixed, Mlp, batch, fill, images, make, squared_error, values
+from thor import capture
+
+CLOSE = {"rtol": 1e-4, "atol": 1e-5}
+
+
+class Chain(nn.Cell):
+    """The given cells one after the other, with tanh between."""
+
+    def __init__(self, *cells, seed=0):
+        super().__init__()
+        self.cells_in_order = nn.CellList(list(cells))
+        self.tanh = nn.Tanh()
+        fill(self, seed)
+
+    def construct(self, x):
+        for index, cell in enumerate(self.cells_in_order):
+            x = cell(x) if index == 0 else cell(self.tanh(x))
+        return x
+
+
+class Twice(nn.Cell):
+    """One dense layer, used twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = nn.Dense(4, 4)
+        self.tanh = nn.Tanh()
+        fill(self, 0)
+
+    def construct(self, x):
+        return self.dense(self.tanh(self.dense(x)))
+
+
+def tied():
+    """Two dense layers, one weight, one bias."""
+    first, second = nn.Dense(4, 4), nn.Dense(4, 4)
+    second.weight, second.bias = first.weight, first.bias
+    return Chain(first, second)
+
+
+def names(optimizer):
+    return [record.name for record in optimizer.layers]
+
+
+def reasons(optimizer):
+    return {item.name: item.reason for item in optimizer.left_out}
+
+
+@pytest.mark.parametrize("path", ["native", "patches"])
+@pytest.mark.parametrize("make_net", [Mlp, Mixed])
+def test_a_captured_network_keeps_names_values_types_and_outputs(make_net, path, mode, monkeypatch):
+    monkeypatch.setenv("THOR_CONVOLUTION", path)
+    net = make_net()
+    net.set_train(False)
+    x = batch()[0] if make_net is Mlp else images()[0]
+    before, output = values(net), net(x).asnumpy()
+    cells = [(name, type(cell)) for name, cell in net.cells_and_names()]
+    optimizer, _ = make(net)
+    net.set_train(False)
+    assert list(values(net)) == list(before)
+    assert all((value == before[name]).all() for name, value in values(net).items())
+    assert [name for name, _ in net.cells_and_names()] == [name for name, _ in cells]
+    assert all(isinstance(cell, kind) for (_, cell), (_, kind) in zip(net.cells_and_names(), cells, strict=True))
+    # as patches the sums are taken in another order: the last digits of float32
+    tolerance = 1e-5 if path == "patches" and make_net is Mixed else 0
+    np.testing.assert_allclose(net(x).asnumpy(), output, rtol=tolerance, atol=tolerance)
+    assert len(optimizer.layers) == thor.detach(net)
+    assert [(name, type(cell)) for name, cell in net.cells_and_names()] == cells
+    assert not any(key.startswith("thor_") for _, cell in net.cells_and_names() for key in vars(cell))
+    np.testing.assert_array_equal(net(x).asnumpy(), output)
+
+
+def test_detaching_allows_a_new_optimizer():
+    net = Mlp()
+    make(net)
+    assert thor.detach(net) == 2
+    assert thor.detach(net) == 0
+    _, step = make(net)
+    assert np.isfinite(step(*batch()).asnumpy())
+
+
+def test_checkpoints_of_the_plain_network_fit_the_captured_one_and_back(tmp_path):
+    plain, captured = Mixed(seed=1), Mixed(seed=2)
+    make(captured)
+    for source, target in ((plain, captured), (captured, plain)):
+        fill(source, seed=3 if source is plain else 4)
+        path = str(tmp_path / "net.ckpt")
+        ms.save_checkpoint(source, path)
+        assert ms.load_param_into_net(target, ms.load_checkpoint(path)) == ([], [])
+        assert all((value == values(source)[name]).all() for name, value in values(target).items())
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("axes", [(6,), (3, 2), (2, 3, 1), ()])
+def test_any_number_of_leading_axes_folds_into_rows(axes, bias):
+    net = Chain(nn.Dense(4, 3, has_bias=bias))
+    rng = np.random.default_rng(0)
+    x, y = (Tensor(rng.standard_normal((*axes, n)).astype(np.float32)) for n in (4, 3))
+    wanted = net(x).asnumpy()
+    optimizer, step = make(net, lr=0.0)
+    np.testing.assert_allclose(net(x).asnumpy(), wanted, rtol=1e-6)
+    step(x, y)
+    rows = max(1, int(np.prod(axes)))
+    g = 2 * (wanted - y.asnumpy()) / rows
+    for ours, theirs in zip(
+        optimizer.factors("cells_in_order.0"), reference.dense_factors(x.asnumpy(), g, bias), strict=True
+    ):
+        np.testing.assert_allclose(ours, theirs, **CLOSE)
+
+
+def test_an_activation_inside_the_layer_is_kept_and_g_is_taken_before_it():
+    net = Chain(nn.Dense(5, 3, activation="relu"))
+    x, y = batch()
+    wanted = net(x).asnumpy()
+    optimizer, step = make(net, lr=0.0)
+    np.testing.assert_array_equal(net(x).asnumpy(), wanted)
+    step(x, y)
+    g = 2 * (wanted - y.asnumpy()) / len(wanted) * (wanted > 0)
+    np.testing.assert_allclose(optimizer.factors("cells_in_order.0")[1], len(wanted) * g.T @ g, **CLOSE)
+
+
+@pytest.mark.parametrize("make_net", [Twice, tied])
+def test_a_layer_used_twice_or_tied_has_one_pair_of_factors_the_sum_of_both(make_net):
+    net = make_net()
+    x, y = batch(inputs=4, outputs=4)
+    optimizer, step = make(net, lr=0.0)
+    assert len(optimizer.layers) == 1
+    step(x, y)
+    own = values(net)
+    weight = next(v for n, v in own.items() if n.endswith("weight"))
+    bias = next(v for n, v in own.items() if n.endswith("bias"))
+    _, inputs, grads = reference.mlp_pass([weight] * 2, [bias] * 2, x.asnumpy(), y.asnumpy())
+    pairs = [reference.dense_factors(a, g, True) for a, g in zip(inputs, grads, strict=True)]
+    for ours, theirs in zip(optimizer.factors(names(optimizer)[0]), zip(*pairs, strict=True), strict=True):
+        np.testing.assert_allclose(ours, sum(theirs), **CLOSE)
+
+
+def test_each_convolution_of_a_network_gets_the_factors_of_its_own_patches():
+    """The first layer of Mixed: grouped, strided, rectangular, asymmetrically padded, with bias."""
+    net = Mixed()
+    x, y = images()
+    optimizer, step = make(net, lr=0.0)
+    assert [(r.name, r.kind, r.a_dim, r.g_dim) for r in optimizer.layers] == [
+        ("conv", "conv", 7, 2), ("depthwise", "conv", 9, 1), ("dense", "dense", 33, 3),
+    ]  # fmt: skip
+    step(x, y)
+    seen = reference.patches(x.asnumpy(), (3, 2), (2, 1), (1, 1), (1, 0, 0, 1))
+    a, g = optimizer.factors("conv")
+    assert a.shape == (2, 7, 7) and g.shape == (2, 2, 2)
+    dummy = np.zeros((4, 4, *seen.shape[1:3]))
+    for ours, (theirs, _) in zip(a, reference.conv_factors(seen, dummy, 2, True), strict=True):
+        np.testing.assert_allclose(ours, theirs, **CLOSE)
+    assert optimizer.factors("depthwise")[0].shape == (4, 9, 9)
+    assert optimizer.factors("depthwise")[1].shape == (4, 1, 1)
+
+
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_a_convolutions_g_is_the_scaled_gram_matrix_of_its_output_gradient(has_bias):
+    net = nn.SequentialCell(nn.Conv2d(2, 3, 2, pad_mode="valid", has_bias=has_bias))
+    fill(net, 0)
+
+    def loss_fn(output, target):
+        return ((output - target) ** 2).sum((1, 2, 3)).mean()
+
+    rng = np.random.default_rng(0)
+    x, y = (Tensor(rng.standard_normal(shape).astype(np.float32)) for shape in ((4, 2, 4, 5), (4, 3, 3, 4)))
+    g = 2 * (net(x).asnumpy() - y.asnumpy()) / 4
+    optimizer, step = make(net, lr=0.0, loss_fn=loss_fn)
+    step(x, y)
+    seen = reference.patches(x.asnumpy(), (2, 2), (1, 1), (1, 1), (0, 0, 0, 0))
+    for ours, theirs in zip(optimizer.factors("0"), reference.conv_factors(seen, g, 1, has_bias)[0], strict=True):
+        np.testing.assert_allclose(ours, theirs, **CLOSE)
+
+
+def test_frozen_skipped_overridden_and_unknown_layers_are_left_out_with_reasons():
+    class Doubled(nn.Dense):
+        def construct(self, x):
+            return 2 * super().construct(x)
+
+    net = Chain(nn.Dense(5, 4), nn.Dense(4, 4), Doubled(4, 4), nn.Dense(4, 4), nn.LayerNorm((4,)))
+    net.cells_in_order[0].weight.requires_grad = False
+    net.cells_in_order[0].bias.requires_grad = False
+    optimizer, _ = make(net, skip=[r"order\.1$"])
+    assert names(optimizer) == ["cells_in_order.3"]
+    assert reasons(optimizer) == {
+        "cells_in_order.0": "frozen",
+        "cells_in_order.1": "matches skip",
+        "cells_in_order.2": "overrides Dense.construct",
+        "cells_in_order.4": "this type has no factors here",
+    }
+
+
+def test_a_frozen_bias_takes_no_part_in_the_factor():
+    net = Mlp()
+    net.layers[0].bias.requires_grad = False
+    optimizer, step = make(net)
+    assert [record.a_dim for record in optimizer.layers] == [5, 5]  # 5 inputs; 4 inputs and a bias
+    before = values(net)
+    step(*batch())
+    after = values(net)
+    assert (after["layers.0.bias"] == before["layers.0.bias"]).all()
+    assert (after["layers.0.weight"] != before["layers.0.weight"]).any()
+
+
+def test_a_subclass_that_computes_as_its_base_is_captured_and_stays_an_instance():
+    class Named(nn.Dense):
+        def __init__(self):
+            super().__init__(5, 3)
+            self.label = "mine"
+
+    net = Chain(Named())
+    optimizer, step = make(net)
+    assert isinstance(net.cells_in_order[0], Named) and net.cells_in_order[0].label == "mine"
+    step(*batch())
+    assert names(optimizer) == ["cells_in_order.0"]
+    thor.detach(net)
+    assert type(net.cells_in_order[0]) is Named
+
+
+def test_layers_are_found_by_object_whatever_bare_parameters_stand_between():
+    class WithToken(nn.Cell):
+        def __init__(self):
+            super().__init__()
+            self.token = Parameter(Tensor(np.full(5, 0.5, np.float32)), name="token")
+            self.second = nn.Dense(4, 3)  # defined before, used after
+            self.first = nn.Dense(5, 4)
+            fill(self, 0)
+
+        def construct(self, x):
+            return self.second(self.first(x + self.token))
+
+    net = WithToken()
+    optimizer, step = make(net)
+    assert {r.name: (r.a_dim, r.g_dim) for r in optimizer.layers} == {"first": (6, 4), "second": (5, 3)}
+    assert reasons(optimizer) == {"WithToken": "this type has no factors here"}
+    token = net.token.asnumpy().copy()
+    step(*batch())
+    assert (net.token.asnumpy() != token).any()  # it still trains, by the plain gradient
+
+
+def test_a_layer_that_is_not_among_the_optimized_parameters_is_left_out():
+    net = Mlp()
+    optimizer, _ = make(net, params=net.layers[1].trainable_params())
+    assert names(optimizer) == ["layers.1"]
+    assert reasons(optimizer) == {"layers.0": "not among the optimizer's parameters"}
+
+
+def test_cells_that_share_a_weight_in_another_form_are_left_out():
+    first, second = nn.Dense(4, 4), nn.Dense(4, 4, has_bias=False)
+    second.weight = first.weight
+    targets, left_out = capture.find(Chain(first, second))
+    assert [t.name for t in targets] == ["cells_in_order.0"]
+    assert [(x.name, x.reason) for x in left_out] == [
+        ("cells_in_order.1", "shares cells_in_order.0's weight in another form")
+    ]
+
+
+def test_evaluation_of_a_captured_network_needs_no_step():
+    net = Mlp()
+    make(net)
+    x, y = batch()
+    loss, _, _ = reference.mlp_pass(
+        [c.weight.asnumpy() for c in net.layers], [c.bias.asnumpy() for c in net.layers], x.asnumpy(), y.asnumpy()
+    )
+    np.testing.assert_allclose(squared_error(net(x), y).asnumpy(), loss, rtol=1e-5)
