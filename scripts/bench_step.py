@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -51,9 +52,11 @@ def network(name: str) -> tuple[nn.Cell, Callable[..., Tensor], tuple[Tensor, Te
     return net, nn.CrossEntropyLoss(), (Tensor(rng.standard_normal(shape, np.float32)), labels)
 
 
-def momentum_step(net: nn.Cell, loss_fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """nn.Momentum in a compiled step with a finite check."""
-    optimizer = nn.Momentum(net.trainable_params(), 1e-5, 0.9)
+def first_order_step(
+    net: nn.Cell, loss_fn: Callable[..., Tensor], optimizer: nn.Optimizer | None = None
+) -> Callable[..., Tensor]:
+    """nn.Momentum, or another optimizer, in a compiled step with a finite check."""
+    optimizer = optimizer or nn.Momentum(net.trainable_params(), 1e-5, 0.9)
 
     def forward(x, y):
         return loss_fn(net(x), y)
@@ -87,7 +90,7 @@ def own_step(net: nn.Cell, loss_fn: Callable[..., Tensor]) -> Callable[..., Tens
 class ThorPhases:
     """One TrainStep whose next step is forced to be plain, curvature, or refresh."""
 
-    def __init__(self, name: str, **options: object):
+    def __init__(self, name: str, **options: Any):
         net, loss_fn, self.batch = network(name)
         self.optimizer = thor.THOR(net, 1e-5, 0.03, refresh=thor.TraceRule.thor_nt(), interval=NEVER // 2, **options)
         self.step = thor.TrainStep(net, loss_fn, self.optimizer)
@@ -106,19 +109,20 @@ class ThorPhases:
 
 
 def timed(step: Callable[..., Tensor], batch: tuple[Tensor, Tensor]) -> float:
+    """Seconds of one step."""
     start = time.perf_counter()
     step(*batch).asnumpy()
     return time.perf_counter() - start
 
 
-def measure(name: str, rounds: int, options: dict[str, object]) -> dict[str, object]:
+def measure(name: str, rounds: int, options: dict[str, Any]) -> dict[str, Any]:
     """Median milliseconds of each phase over interleaved rounds, and ratios to Momentum."""
     net, loss_fn, batch = network(name)
     thor.device.fast_convolutions(net)
     other, _, _ = network(name)
     thor.device.fast_convolutions(other)
     phases = ThorPhases(name, **options)
-    steps = {"Momentum": momentum_step(net, loss_fn), "TrainOneStepCell": own_step(other, loss_fn)} | phases.phases()
+    steps = {"Momentum": first_order_step(net, loss_fn), "TrainOneStepCell": own_step(other, loss_fn)} | phases.phases()
     times: dict[str, list[float]] = {phase: [] for phase in PHASES}
     for index in range(rounds + 2):
         for phase in ("refresh", "curvature", "plain", "Momentum", "TrainOneStepCell"):
@@ -139,10 +143,11 @@ def peak_memory(name: str, which: str) -> int:
 
 
 def run_for_peak(name: str, which: str) -> None:
+    """A few steps of each kind, then this process's peak memory."""
     if which == "momentum":
         net, loss_fn, batch = network(name)
         thor.device.fast_convolutions(net)
-        step = momentum_step(net, loss_fn)
+        step = first_order_step(net, loss_fn)
         for _ in range(4):
             timed(step, batch)
     else:
@@ -154,6 +159,7 @@ def run_for_peak(name: str, which: str) -> None:
 
 
 def main() -> None:
+    """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--network", nargs="+", default=["lenet", "autoencoder", "resnet20"],
                         choices=["lenet", "autoencoder", "resnet20"])  # fmt: skip

@@ -1,6 +1,6 @@
-"""How a Kronecker factor is cut into diagonal blocks (pure: no tensors, no MindSpore).
+"""How a Kronecker factor is cut into diagonal blocks (pure: no tensors).
 
-A factor of dimension ``dim`` is cut into ``count`` blocks of one ``size`` (at most ``block_size``), the last one padded:
+A factor of dimension ``dim`` is cut into ``count`` blocks of one ``size`` (at most ``block_size``), the last padded:
 with zeros while the factor is gathered, which damping turns into a multiple of the identity, so that a padded block's
 inverse is the inverse of what it holds. Blocks are even (785 at 128 becomes 7 of 120, not 6 of 128 and one of 17): the
 same number of blocks as the paper's cut, with less padding. A cut that needs none (1000 at 128: 8 of 125) stays exact.

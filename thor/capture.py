@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import mindspore as ms
 from mindspore import Parameter, nn, ops
@@ -136,7 +137,7 @@ class TappedConv2d(nn.Conv2d):
         return self.thor_output(x)
 
 
-_TAPPED: dict[type, type] = {nn.Dense: TappedDense, nn.Conv2d: TappedConv2d}
+_TAPPED: dict[Any, Any] = {nn.Dense: TappedDense, nn.Conv2d: TappedConv2d}
 _ATTRIBUTES = ("thor_input", "thor_output", "thor_geometry", "thor_as_patches", "thor_original")
 
 

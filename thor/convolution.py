@@ -72,7 +72,7 @@ def output_length(padded: int, kernel: int, stride: int, dilation: int) -> int:
 
 
 def convolve(x, weight, geometry, out_channels):
-    """x [B, C, H, W] convolved with weight [O, C / g, kh, kw] as one product a group: [B, O, H', W']."""
+    """X [B, C, H, W] convolved with weight [O, C / g, kh, kw] as one product a group: [B, O, H', W']."""
     batch, _, height, width = x.shape
     rows, columns = geometry.output_size(height, width)
     groups = geometry.groups

@@ -31,7 +31,8 @@ def first_bad_layer(
         if not is_finite(weight):
             return f"weight {weight.name} is not finite"
     mode = ms.get_context("mode")
-    handles, bad = [], []
+    handles: list[Any] = []
+    bad: list[str] = []
 
     def watch(name: str) -> Callable[..., None]:
         def hook(cell, cell_inputs, output):

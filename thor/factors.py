@@ -74,7 +74,7 @@ def block_gram(features, scale, size, count):
 
 
 def scaled_mean(features, scale):
-    """u [c, n b, 1] with scale * X X^T - u u^T positive semi-definite: u = sqrt(scale / R) * sum of rows.
+    """U [c, n b, 1] with scale * X X^T - u u^T positive semi-definite: u = sqrt(scale / R) * sum of rows.
 
     u u^T is R * scale times the outer product of the mean row, the largest share of the mean's direction that can be
     taken out (Jensen). For a dense layer's A it is the mean input itself.
@@ -89,7 +89,7 @@ def sketch(features, scale, probe):
 
 
 def traces(blocks):
-    """tr of each copy's factor, [c], from its blocks [c, n, b, b]."""
+    """Tr of each copy's factor, [c], from its blocks [c, n, b, b]."""
     copies, count, size, _ = blocks.shape
     diagonal = ops.arange(0, size * size, size + 1)
     return ops.gather(blocks.reshape(copies * count, size * size), diagonal, 1).reshape(copies, -1).sum(-1)

@@ -69,7 +69,7 @@ def invert_by_newton_schulz(blocks, damping, iterations=NEWTON_SCHULZ_ITERATIONS
 
 
 def add_to_diagonal(blocks, damping):
-    """blocks [m, b, b] + damping [m] on each diagonal."""
+    """Blocks [m, b, b] + damping [m] on each diagonal."""
     identity = ops.eye(blocks.shape[-1], blocks.shape[-1], ms.float32)
     return blocks + damping.reshape(-1, 1, 1) * identity
 

@@ -65,7 +65,7 @@ class HostAlgebra:
         return inverse.invert_on_host(np.concatenate(stacked), damping)
 
     def times(self, blocks, thin: np.ndarray) -> np.ndarray:
-        """blocks [c n, b, b] as a block-diagonal matrix times [c, n b, r], in float64."""
+        """Blocks [c n, b, b] as a block-diagonal matrix times [c, n b, r], in float64."""
         copies, rows, rank = thin.shape
         size = blocks.shape[-1]
         product = blocks @ thin.astype(np.float32).reshape(-1, size, rank)

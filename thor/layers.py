@@ -128,9 +128,7 @@ class Layer:
         self.weight, self.bias, self.copies = target.weight, target.bias, target.copies
         self.a = Factor(f"{target.name}.a", plan.cut(target.a_dim, target.name), target.copies)
         self.g = Factor(f"{target.name}.g", plan.cut(target.g_dim, target.name), target.copies)
-        self.ports: list[Port] = attach(
-            target, self.a.cut, self.g.cut, self.a.port_parameters, self.g.port_parameters
-        )
+        self.ports: list[Port] = attach(target, self.a.cut, self.g.cut, self.a.port_parameters, self.g.port_parameters)
 
     @property
     def port_parameters(self) -> tuple[Parameter, ...]:

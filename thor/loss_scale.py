@@ -57,6 +57,6 @@ def read(value: Any) -> tuple[float, DynamicLossScale | None]:
         raise TypeError(
             f"loss_scale must be a number, thor.DynamicLossScale or a mindspore.amp loss scaler, but got {value!r}"
         )
-    if not 0 < value < float("inf"):
+    if not 0 < float(value) < float("inf"):
         raise ValueError(f"loss_scale must be finite and greater than 0, but got {value}")
     return float(value), None

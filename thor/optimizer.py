@@ -22,6 +22,7 @@ from thor.refresh import Decision, RefreshRecord, TraceRule, damped_trace, pi_sp
 logger = logging.getLogger("thor")
 
 ACTIVE, STOPPED = 0, 1
+DEFAULT_RULE = TraceRule()
 _PLAN_BYTES = 256
 #: A stopped layer leaves the compiled curvature step once this share of the cost has stopped since the last
 #: compilation, so that a run recompiles four times at the most.
@@ -77,7 +78,7 @@ class THOR(nn.Cell):
 
     def __init__(
         self, net: nn.Cell, learning_rate: Any, damping: Any, momentum: float = 0.9, weight_decay: float = 0.0, *,
-        block_size: Any = 128, split: str = "block+mean", rank: int = 16, refresh: TraceRule = TraceRule(),
+        block_size: Any = 128, split: str = "block+mean", rank: int = 16, refresh: TraceRule = DEFAULT_RULE,
         interval: Any = 100, factor_interval: Any = None, factor_decay: float = 0.95,
         inner: nn.Optimizer | None = None, loss_scale: Any = 1.0, clip: float | None = None, skip: Any = (),
         params: Any = None, weight_decay_mode: str = "coupled", inverse: str | None = None, max_bad_steps: int = 10,
@@ -260,7 +261,9 @@ class THOR(nn.Cell):
             raise RuntimeError(f"layer {strangers[0]} belongs to another THOR optimizer")
         stored = self.plan.asnumpy().tobytes().decode(errors="replace").rstrip()
         if stored != self._plan_text:
-            raise ValueError(f"the loaded checkpoint belongs to another optimizer: {_differences(stored, self._plan_text)}")
+            raise ValueError(
+                f"the loaded checkpoint belongs to another optimizer: {_differences(stored, self._plan_text)}"
+            )
 
     @property
     def active_layers(self) -> list[int]:
@@ -421,4 +424,3 @@ def _differences(stored: str, own: str) -> str:
         return "its plan cannot be read"
     found = [f"{k} {theirs.get(k)!r} there, {ours[k]!r} here" for k in ours if theirs.get(k) != ours[k] and k != "hash"]
     return ", ".join(found) or "its layers differ in name or size"
-

@@ -50,11 +50,12 @@ def number(name: str, value: Any, low: float, high: float = math.inf, *, open_hi
     """A finite number in [low, high] (or [low, high)), or an error."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be a number, but got {value!r} of type {type(value).__name__}")
-    inside = low <= value < high if open_high else low <= value <= high
-    if not (math.isfinite(value) and inside):
+    size = float(value)
+    inside = low <= size < high if open_high else low <= size <= high
+    if not (math.isfinite(size) and inside):
         upper = "" if high == math.inf else f" and {'less than' if open_high else 'at most'} {high:g}"
         raise ValueError(f"{name} must be finite and at least {low:g}{upper}, but got {value}")
-    return float(value)
+    return size
 
 
 def block_plan(block_size: Any, split: str, rank: int) -> BlockPlan:

@@ -31,8 +31,11 @@ class Decision(Enum):
 
 @dataclass(frozen=True)
 class RefreshRecord:
-    """One decision: at ``step``, ``layer`` had damped trace ``trace``, which differs by ``change`` from the adopted one
-    (None at the first candidate, which has nothing to compare with)."""
+    """One decision.
+
+    At ``step``, ``layer`` had the damped trace ``trace``, which differs by ``change`` from the adopted one (None at the
+    first candidate, which has nothing to compare with).
+    """
 
     step: int
     layer: str

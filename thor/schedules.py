@@ -91,7 +91,7 @@ class GrowingInterval:
 def _check_positive(owner: object, *names: str) -> None:
     for name in names:
         value = getattr(owner, name)
-        if isinstance(value, bool) or not isinstance(value, Real) or not 0 < value < math.inf:
+        if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) < math.inf:
             raise ValueError(f"{type(owner).__name__} {name} must be a positive number, but got {value!r}")
 
 
@@ -133,8 +133,9 @@ class HostSchedule:
         kinds: tuple[type, ...] = (int, np.integer) if self.integer else (Real,)
         if isinstance(value, bool) or not isinstance(value, kinds):
             raise TypeError(f"{self.name} must be {'an int' if self.integer else 'a number'}{where}, but got {value!r}")
-        inside = value > self.low if self.above else value >= self.low
-        if not (math.isfinite(value) and inside):
+        size = float(value)  # type: ignore[arg-type]  # a Real: mypy cannot see through `kinds`
+        inside = size > self.low if self.above else size >= self.low
+        if not (math.isfinite(size) and inside):
             bound = "greater than" if self.above else "at least"
             raise ValueError(f"{self.name} must be finite and {bound} {self.low:g}{where}, but got {value}")
         return value

@@ -268,7 +268,12 @@ class TrainStep(nn.Cell):
         return add
 
     def _build_finish(self) -> Callable[..., Any]:
-        sums, unscale, update, share = _Values(list(self.sums), self.loss_sum), self._unscale(), self._update, 1.0 / self.accumulate
+        sums, unscale, update, share = (
+            _Values(list(self.sums), self.loss_sum),
+            self._unscale(),
+            self._update,
+            1.0 / self.accumulate,
+        )
 
         def finish(scale):
             loss, gradients = sums(share)
