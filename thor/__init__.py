@@ -4,7 +4,8 @@ from thor import device, schedules
 from thor.blocks import BlockPlan
 from thor.capture import detach
 from thor.loss_scale import DynamicLossScale
-from thor.optimizer import THOR, LayerRecord
+from thor.optimizer import THOR
+from thor.records import LayerRecord
 from thor.refresh import Decision, RefreshRecord, TraceRule
 from thor.schedules import ExponentialDamping, GrowingInterval, PolynomialRate
 from thor.train import TrainStep

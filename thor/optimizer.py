@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
-import zlib
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,6 +14,7 @@ from thor import loss_scale as scales
 from thor.inverter import Inverter, Job
 from thor.layers import Layer, float_parameter, int_parameter
 from thor.options import inner_optimizer, read_options
+from thor.records import LayerRecord, describe_plan, plan_differences
 from thor.refresh import Decision, RefreshRecord, TraceRule, damped_trace, pi_split
 
 logger = logging.getLogger("thor")
@@ -27,21 +25,6 @@ _PLAN_BYTES = 256
 #: A stopped layer leaves the compiled curvature step once this share of the cost has stopped since the last
 #: compilation, so that a run recompiles four times at the most.
 RECOMPILE_SHARE = 0.25
-
-
-@dataclass(frozen=True)
-class LayerRecord:
-    """What ``THOR.layers`` says of one captured layer."""
-
-    name: str
-    kind: str
-    a_dim: int
-    g_dim: int
-    blocks: tuple[tuple[int, int], tuple[int, int]]  # (count, size) of A and of G
-    status: str
-    refreshes: int
-    kept: int
-    bytes: int
 
 
 class THOR(nn.Cell):
@@ -143,18 +126,9 @@ class THOR(nn.Cell):
         self.bad_steps = int_parameter("bad_steps", 0)
         self.skipped_steps = int_parameter("skipped_steps", 0)
         self.escalations = int_parameter("escalations", 0)
-        self._plan_text = self._describe_plan()
+        self._plan_text = describe_plan(self.options.plan, layers)
         stored = np.frombuffer(self._plan_text.encode().ljust(_PLAN_BYTES), np.uint8)
         self.plan = Parameter(Tensor(stored.copy()), name="thor.plan", requires_grad=False)
-
-    def _describe_plan(self) -> str:
-        """The plan and the layers in one short JSON line that travels in the checkpoint."""
-        plan = self.options.plan
-        layers = "|".join(layer.fingerprint() for layer in self._captured)
-        return json.dumps({
-            "block_size": plan.block_size, "split": plan.split, "rank": plan.rank, "exceptions": len(plan.layers),
-            "layers": len(self._captured), "first": self._captured[0].name[:60], "hash": zlib.crc32(layers.encode()),
-        })  # fmt: skip
 
     def _log_layers(self) -> None:
         for record in self.layers:
@@ -262,7 +236,7 @@ class THOR(nn.Cell):
         stored = self.plan.asnumpy().tobytes().decode(errors="replace").rstrip()
         if stored != self._plan_text:
             raise ValueError(
-                f"the loaded checkpoint belongs to another optimizer: {_differences(stored, self._plan_text)}"
+                f"the loaded checkpoint belongs to another optimizer: {plan_differences(stored, self._plan_text)}"
             )
 
     @property
@@ -415,12 +389,3 @@ def _damped(layer: Layer, damping: float, traces: np.ndarray) -> float:
     """The damped trace of a layer's Fisher block: groups are blocks of their own, so their traces add up."""
     dims = (layer.a.cut.dim, layer.g.cut.dim)
     return sum(damped_trace(damping, a, g, *dims) for a, g in traces.T.tolist())
-
-
-def _differences(stored: str, own: str) -> str:
-    try:
-        theirs, ours = json.loads(stored), json.loads(own)
-    except json.JSONDecodeError:
-        return "its plan cannot be read"
-    found = [f"{k} {theirs.get(k)!r} there, {ours[k]!r} here" for k in ours if theirs.get(k) != ours[k] and k != "hash"]
-    return ", ".join(found) or "its layers differ in name or size"

@@ -1,0 +1,51 @@
+"""What users read of captured layers, and the line by which a checkpoint knows its optimizer."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from dataclasses import dataclass
+
+from thor.blocks import BlockPlan
+from thor.layers import Layer
+
+
+@dataclass(frozen=True)
+class LayerRecord:
+    """What ``THOR.layers`` says of one captured layer."""
+
+    name: str
+    kind: str
+    a_dim: int
+    g_dim: int
+    blocks: tuple[tuple[int, int], tuple[int, int]]  # (count, size) of A and of G
+    status: str
+    refreshes: int
+    kept: int
+    bytes: int
+
+
+def describe_plan(plan: BlockPlan, layers: list[Layer]) -> str:
+    """The plan and the layers in one short JSON line that travels in the checkpoint."""
+    fingerprints = "|".join(layer.fingerprint() for layer in layers)
+    return json.dumps(
+        {
+            "block_size": plan.block_size,
+            "split": plan.split,
+            "rank": plan.rank,
+            "exceptions": len(plan.layers),
+            "layers": len(layers),
+            "first": layers[0].name[:20],
+            "hash": zlib.crc32(fingerprints.encode()),
+        }
+    )
+
+
+def plan_differences(stored: str, own: str) -> str:
+    """What differs between a checkpoint's line and this optimizer's, in words."""
+    try:
+        theirs, ours = json.loads(stored), json.loads(own)
+    except json.JSONDecodeError:
+        return "its plan cannot be read"
+    found = [f"{k} {theirs.get(k)!r} there, {ours[k]!r} here" for k in ours if theirs.get(k) != ours[k] and k != "hash"]
+    return ", ".join(found) or "its layers differ in name or size"
