@@ -112,6 +112,7 @@ class THOR(nn.Cell):
     def _name_state(self, scale: float) -> None:
         """Everything training depends on, as Parameters."""
         layers = self._captured
+        self._name_plan()
         self.curvature = ParameterTuple([p for y in layers for f in (y.a, y.g) for p in f.parameters])
         self.step_count = int_parameter("step", 0)
         self.next_refresh = int_parameter("next_refresh", 0)
@@ -126,9 +127,23 @@ class THOR(nn.Cell):
         self.bad_steps = int_parameter("bad_steps", 0)
         self.skipped_steps = int_parameter("skipped_steps", 0)
         self.escalations = int_parameter("escalations", 0)
-        self._plan_text = describe_plan(self.options.plan, layers)
-        stored = np.frombuffer(self._plan_text.encode().ljust(_PLAN_BYTES), np.uint8)
-        self.plan = Parameter(Tensor(stored.copy()), name="thor.plan", requires_grad=False)
+
+    def _name_plan(self) -> None:
+        """The plan comes first and checks what is loaded into it: another optimizer's checkpoint changes nothing."""
+        self._plan_text = describe_plan(self.options.plan, self._captured)
+        own = np.frombuffer(self._plan_text.encode().ljust(_PLAN_BYTES), np.uint8)
+        self.plan = Parameter(Tensor(own.copy()), name="thor.plan", requires_grad=False)
+        write = self.plan.set_data
+
+        def checked(data: Tensor, *options: Any) -> Parameter:
+            stored = data.asnumpy().tobytes().decode(errors="replace").rstrip()
+            if stored != self._plan_text:
+                raise ValueError(
+                    f"the checkpoint belongs to another optimizer: {plan_differences(stored, self._plan_text)}"
+                )
+            return write(data, *options)
+
+        object.__setattr__(self.plan, "set_data", checked)
 
     def _log_layers(self) -> None:
         for record in self.layers:
@@ -233,11 +248,6 @@ class THOR(nn.Cell):
         strangers = [name for key, name in present.items() if key not in owned]
         if strangers:
             raise RuntimeError(f"layer {strangers[0]} belongs to another THOR optimizer")
-        stored = self.plan.asnumpy().tobytes().decode(errors="replace").rstrip()
-        if stored != self._plan_text:
-            raise ValueError(
-                f"the loaded checkpoint belongs to another optimizer: {plan_differences(stored, self._plan_text)}"
-            )
 
     @property
     def active_layers(self) -> list[int]:
