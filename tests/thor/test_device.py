@@ -1,0 +1,187 @@
+import warnings
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import Tensor, nn
+
+import thor
+from thor import device
+from thor.convolution import PatchConv2d
+
+
+@pytest.fixture(autouse=True)
+def _no_settings(monkeypatch):
+    for name in ("THOR_CONVOLUTION", "DNNL_MAX_CPU_ISA", "ONEDNN_MAX_CPU_ISA"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def cpu_alone(monkeypatch):
+    """A machine with nothing but a CPU, whatever this one has."""
+    monkeypatch.setattr(device, "_is_present", lambda target: target == "CPU")
+
+
+@pytest.fixture
+def chosen(monkeypatch):
+    """Records what would be set, and sets nothing."""
+    calls = []
+    monkeypatch.setattr(device.ms, "set_device", calls.append)
+    return calls
+
+
+@pytest.mark.parametrize("name", ["CPU", "cpu", "auto"])
+def test_a_cpu_is_selected(name, cpu_alone, chosen):
+    assert device.select(name) == "CPU"
+    assert chosen == ["CPU"]
+
+
+@pytest.mark.parametrize(
+    ("present", "best"), [(("CPU",), "CPU"), (("CPU", "GPU"), "GPU"), (("CPU", "GPU", "Ascend"), "Ascend")]
+)
+def test_auto_takes_the_best_device_present(present, best, monkeypatch, chosen):
+    monkeypatch.setattr(device, "_is_present", lambda target: target in present)
+    assert device.select() == best
+    assert chosen == [best]
+
+
+@pytest.mark.parametrize("name", ["GPU", "Ascend", "ascend"])
+def test_a_device_that_is_not_there_is_refused_with_what_is_present(name, cpu_alone, chosen):
+    with pytest.raises(ValueError, match=rf"(?i)device {name} is not available .*present: CPU.*device=auto"):
+        device.select(name)
+    assert not chosen
+
+
+@pytest.mark.parametrize("name", ["TPU", "", None, 3])
+def test_an_unknown_device_is_refused_with_name_and_what_is_allowed(name):
+    with pytest.raises(ValueError, match="device must be one of CPU, GPU, Ascend or auto, but got"):
+        device.select(name)
+
+
+def test_a_device_that_does_not_start_is_a_clear_error(monkeypatch):
+    def fail(name):
+        raise RuntimeError("driver too old\nstack")
+
+    monkeypatch.setattr(device, "_is_present", lambda target: True)
+    monkeypatch.setattr(device.ms, "set_device", fail)
+    with pytest.raises(ValueError, match="could not start device GPU: driver too old$"):
+        device.select("GPU")
+
+
+def test_a_probe_that_raises_means_not_present(monkeypatch):
+    class Broken:
+        @staticmethod
+        def is_available():
+            raise RuntimeError("no plugin")
+
+    monkeypatch.setattr(device.ms.device_context, "gpu", Broken, raising=False)
+    assert not device._is_present("GPU")
+    assert device._is_present("CPU")
+
+
+@pytest.mark.parametrize(
+    ("target", "method"),
+    [("CPU", "lapack"), ("GPU", "cholesky"), ("Ascend", "newton-schulz"), ("Other", "newton-schulz")],
+)
+def test_the_inverse_suits_the_target_and_can_be_asked_for(target, method, monkeypatch):
+    monkeypatch.setattr(device, "current", lambda: target)
+    assert device.inverse_method() == method
+    assert device.inverse_method("cholesky") == "cholesky"
+    with pytest.raises(
+        ValueError, match="inverse must be one of lapack, cholesky, newton-schulz or None, but got 'qr'"
+    ):
+        device.inverse_method("qr")
+
+
+@pytest.mark.parametrize(
+    ("target", "avx512", "cap", "path"),
+    [
+        ("CPU", True, None, "patches"),
+        ("CPU", True, "AVX2", "native"),
+        ("CPU", True, "avx2", "native"),
+        ("CPU", True, "AVX512_CORE", "patches"),
+        ("CPU", True, "ALL", "patches"),
+        ("CPU", False, None, "native"),
+        ("GPU", True, None, "native"),
+        ("Ascend", True, None, "native"),
+    ],
+)
+@pytest.mark.parametrize("variable", ["DNNL_MAX_CPU_ISA", "ONEDNN_MAX_CPU_ISA"])
+def test_convolutions_run_as_patches_only_where_the_native_kernel_is_slow(
+    target, avx512, cap, path, variable, monkeypatch
+):
+    monkeypatch.setattr(device, "current", lambda: target)
+    monkeypatch.setattr(device, "_has_avx512", lambda: avx512)
+    if cap:
+        monkeypatch.setenv(variable, cap)
+    assert device.convolution_path() == path
+
+
+def test_the_environment_overrides_the_choice(monkeypatch):
+    for asked in ("native", "patches", "PATCHES"):
+        monkeypatch.setenv("THOR_CONVOLUTION", asked)
+        assert device.convolution_path() == asked.lower()
+    monkeypatch.setenv("THOR_CONVOLUTION", "fast")
+    with pytest.raises(ValueError, match="THOR_CONVOLUTION must be one of native, patches, but got 'fast'"):
+        device.convolution_path()
+
+
+def test_the_cpus_flags_are_read_from_the_system(monkeypatch):
+    device._has_avx512.cache_clear()
+    for text, expected in (("flags : sse avx avx2 avx512f", True), ("flags : sse avx avx2", False)):
+        monkeypatch.setattr(device.Path, "read_text", lambda *_, found=text, **__: found)
+        assert device._has_avx512() is expected
+        device._has_avx512.cache_clear()
+
+    def missing(*_, **__):
+        raise OSError
+
+    monkeypatch.setattr(device.Path, "read_text", missing)
+    assert device._has_avx512() is False
+    device._has_avx512.cache_clear()
+
+
+def test_an_instruction_set_setting_that_comes_too_late_warns_with_the_cure(monkeypatch):
+    nn.Conv2d(2, 2, 3)(Tensor(np.ones((1, 2, 4, 4), np.float32))).asnumpy()  # oneDNN has read its setting by now
+    assert device._operators_ran()
+    with pytest.warns(UserWarning, match="DNNL_MAX_CPU_ISA=AVX2 comes too late.*fast_convolutions"):
+        device.limit_instruction_set("AVX2")
+    monkeypatch.setenv("DNNL_MAX_CPU_ISA", "AVX2")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        device.limit_instruction_set("AVX2")  # set already: nothing to say
+
+
+def test_an_instruction_set_setting_in_time_is_set(monkeypatch):
+    monkeypatch.setattr(device, "_operators_ran", lambda: False)
+    monkeypatch.setenv("DNNL_MAX_CPU_ISA", "")
+    device.limit_instruction_set("AVX2")
+    assert device.os.environ["DNNL_MAX_CPU_ISA"] == "AVX2"
+
+
+@pytest.mark.parametrize(("path", "changed"), [("patches", 1), ("native", 0)])
+def test_fast_convolutions_changes_a_plain_network_only_where_it_helps(path, changed, monkeypatch):
+    monkeypatch.setenv("THOR_CONVOLUTION", path)
+    net = nn.SequentialCell(nn.Conv2d(2, 2, 3), nn.ReLU())
+    assert device.fast_convolutions(net) == changed
+    assert (type(net[0]) is PatchConv2d) == bool(changed)
+    assert thor.detach(net) == changed
+    assert type(net[0]) is nn.Conv2d
+
+
+def test_a_network_made_fast_first_is_captured_and_detached_to_its_beginning(monkeypatch):
+    monkeypatch.setenv("THOR_CONVOLUTION", "patches")
+    net = nn.SequentialCell(nn.Conv2d(2, 2, 3), nn.ReLU())
+    x = Tensor(np.random.default_rng(0).standard_normal((1, 2, 5, 5)).astype(np.float32))
+    native = net(x).asnumpy()
+    device.fast_convolutions(net)
+    optimizer = thor.THOR(net, 0.1, 0.1)
+    assert [r.name for r in optimizer.layers] == ["0"]
+    np.testing.assert_allclose(net(x).asnumpy(), native, rtol=1e-4, atol=1e-5)
+    thor.detach(net)
+    assert type(net[0]) is nn.Conv2d
+    np.testing.assert_array_equal(net(x).asnumpy(), native)
+
+
+def test_the_current_target_is_mindspores():
+    assert device.current() == ms.get_context("device_target")

@@ -1,0 +1,305 @@
+"""What cannot work is refused, with the name, the value and what is allowed."""
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import Parameter, Tensor, nn
+
+import thor
+from tests.networks import Mixed, Mlp, batch, make, squared_error, values
+from thor import THOR, BlockPlan, TraceRule, TrainStep
+
+OPTIONS = [
+    ({"learning_rate": -0.1}, ValueError, ("learning_rate", "-0.1", "at least 0")),
+    ({"learning_rate": float("nan")}, ValueError, ("learning_rate", "nan", "finite")),
+    ({"learning_rate": "fast"}, TypeError, ("learning_rate", "'fast'", "number")),
+    ({"learning_rate": True}, TypeError, ("learning_rate", "True", "number")),
+    ({"learning_rate": None}, ValueError, ("learning_rate", "None", "number")),
+    ({"damping": 0}, ValueError, ("damping", "0", "greater than 0")),
+    ({"damping": -1.0}, ValueError, ("damping", "-1.0", "greater than 0")),
+    ({"damping": float("inf")}, ValueError, ("damping", "inf", "finite")),
+    ({"damping": "small"}, TypeError, ("damping", "'small'", "number")),
+    ({"momentum": 1.0}, ValueError, ("momentum", "1.0", "less than 1")),
+    ({"momentum": -0.1}, ValueError, ("momentum", "-0.1", "at least 0")),
+    ({"momentum": "0.9"}, TypeError, ("momentum", "'0.9'", "number")),
+    ({"weight_decay": -1e-4}, ValueError, ("weight_decay", "-0.0001", "at least 0")),
+    ({"weight_decay_mode": "l2"}, ValueError, ("weight_decay_mode", "'l2'", "coupled, decoupled")),
+    ({"interval": 0}, ValueError, ("interval", "0", "at least 1")),
+    ({"interval": 2.5}, TypeError, ("interval", "2.5", "int")),
+    ({"interval": True}, TypeError, ("interval", "True", "int")),
+    ({"factor_interval": 0}, ValueError, ("factor_interval", "0", "at least 1")),
+    ({"block_size": 0}, ValueError, ("block_size", "0", "at least 1")),
+    ({"block_size": 12.5}, TypeError, ("block_size", "12.5", "int", "BlockPlan")),
+    ({"split": "rows"}, ValueError, ("split", "'rows'", "block+rank")),
+    ({"rank": 0}, ValueError, ("rank", "0", "at least 1")),
+    ({"refresh": 0.01}, TypeError, ("refresh", "0.01", "TraceRule")),
+    ({"factor_decay": 1.0}, ValueError, ("factor_decay", "1.0", "less than 1")),
+    ({"factor_decay": -0.1}, ValueError, ("factor_decay", "-0.1", "at least 0")),
+    ({"factor_decay": "0.9"}, TypeError, ("factor_decay", "'0.9'", "number")),
+    ({"clip": 0.0}, ValueError, ("clip", "0", "greater than 0")),
+    ({"clip": -1.0}, ValueError, ("clip", "-1.0", "at least 0")),
+    ({"loss_scale": 0}, ValueError, ("loss_scale", "0", "greater than 0")),
+    ({"loss_scale": "dynamic"}, TypeError, ("loss_scale", "'dynamic'", "number")),
+    ({"skip": "head"}, TypeError, ("skip", "'head'", "sequence")),
+    ({"skip": ["("]}, ValueError, ("skip", "'('", "regular expression")),
+    ({"max_bad_steps": 0}, ValueError, ("max_bad_steps", "0", "at least 1")),
+    ({"inverse": "qr"}, ValueError, ("inverse", "'qr'", "lapack, cholesky, newton-schulz")),
+    ({"inner": "adam"}, TypeError, ("inner", "str", "nn.Optimizer")),
+]
+
+
+@pytest.mark.parametrize(("options", "error", "words"), OPTIONS, ids=lambda v: str(v) if isinstance(v, dict) else "")
+def test_a_wrong_option_is_refused_and_the_network_stays_as_it_was(options, error, words):
+    net = Mlp()
+    with pytest.raises(error) as caught:
+        THOR(net, **({"learning_rate": 0.1, "damping": 0.1} | options))
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+    assert [type(cell) for cell in net.layers] == [nn.Dense] * 2
+
+
+@pytest.mark.parametrize(
+    ("thresholds", "error", "words"),
+    [
+        ({"update": 0.01, "stop": 0.02}, ValueError, ("stop=0.02", "update=0.01", "at most update")),
+        ({"update": -0.1}, ValueError, ("update", "-0.1", "at least 0")),
+        ({"stop": float("nan")}, ValueError, ("stop", "nan", "finite")),
+        ({"stop": "0"}, TypeError, ("stop", "'0'", "number")),
+    ],
+)
+def test_a_wrong_threshold_is_refused(thresholds, error, words):
+    with pytest.raises(error) as caught:
+        TraceRule(**thresholds)
+    assert all(word in str(caught.value) for word in words)
+
+
+@pytest.mark.parametrize(
+    ("settings", "word"),
+    [({"initial": 0.5}, "0.5"), ({"factor": 1.0}, "1.0"), ({"window": 0}, "0"), ({"minimum": 0}, "0")],
+)
+def test_a_wrong_dynamic_loss_scale_is_refused(settings, word):
+    with pytest.raises(ValueError, match=f"loss scale .*{word}"):
+        thor.DynamicLossScale(**settings)
+
+
+def test_a_schedules_value_is_checked_at_its_step():
+    optimizer, step = make(Mlp(), damping=lambda step: 0.1 - 0.1 * step)
+    step(*batch())
+    with pytest.raises(ValueError, match="damping must be finite and greater than 0 at step 1, but got 0.0"):
+        step(*batch())
+
+
+class Bare(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.scale = Parameter(Tensor(np.ones(5, np.float32)), name="scale")
+
+    def construct(self, x):
+        return x * self.scale
+
+
+def test_a_network_without_a_layer_to_capture_is_refused_with_the_reason():
+    with pytest.raises(ValueError, match=r"no layer to capture in Bare: .*nn.Dense and nn.Conv2d.*no factors here"):
+        THOR(Bare(), 0.1, 0.1)
+    net = Mlp()
+    with pytest.raises(ValueError, match=r"no layer to capture in Mlp.*layers.0 \(Dense\): matches skip"):
+        THOR(net, 0.1, 0.1, skip=[".*"])
+    for parameter in net.trainable_params():
+        parameter.requires_grad = False
+    with pytest.raises(ValueError, match="no trainable weights|no layer to capture"):
+        THOR(net, 0.1, 0.1)
+
+
+def test_what_is_not_a_network_is_refused():
+    with pytest.raises(TypeError, match="net must be an nn.Cell, but got 3 of type int"):
+        THOR(3, 0.1, 0.1)
+
+
+def test_attaching_twice_is_refused_with_the_cure():
+    net = Mlp()
+    THOR(net, 0.1, 0.1)
+    with pytest.raises(ValueError, match=r"attached to a THOR optimizer already \(layer layers.0.*thor.detach\(net\)"):
+        THOR(net, 0.1, 0.1)
+
+
+def test_a_network_changed_after_attaching_is_refused_with_the_layers_name():
+    net = Mlp()
+    _, step = make(net)
+    net.layers[1] = nn.Dense(4, 3)
+    with pytest.raises(RuntimeError, match="layer layers.1 is no longer part of the network.*make a new THOR"):
+        step(*batch())
+
+
+def test_a_weight_replaced_after_attaching_is_refused_with_the_layers_name():
+    net = Mlp()
+    _, step = make(net)
+    step(*batch())
+    net.layers[0].weight = Parameter(net.layers[0].weight.asnumpy(), name="other")
+    with pytest.raises(RuntimeError, match="layer layers.0 has a new weight"):
+        step(*batch())
+
+
+def test_a_network_detached_under_its_optimizer_is_refused():
+    net = Mlp()
+    _, step = make(net)
+    thor.detach(net)
+    with pytest.raises(RuntimeError, match="layer layers.0 is no longer part of the network"):
+        step(*batch())
+
+
+def test_train_step_refuses_what_does_not_belong_together():
+    net = Mlp()
+    optimizer = THOR(net, 0.1, 0.1)
+    with pytest.raises(ValueError, match="made for another network"):
+        TrainStep(Mlp(), squared_error, optimizer)
+    with pytest.raises(TypeError, match="optimizer must be a thor.THOR, but got Momentum"):
+        TrainStep(net, squared_error, nn.Momentum(net.trainable_params(), 0.1, 0.9))
+    with pytest.raises(TypeError, match="loss_fn must be callable or None, but got 'mse'"):
+        TrainStep(net, "mse", optimizer)
+    with pytest.raises(ValueError, match="accumulate must be at least 1, but got 0"):
+        TrainStep(net, squared_error, optimizer, accumulate=0)
+
+
+def test_the_optimizer_is_not_called_with_gradients():
+    with pytest.raises(RuntimeError, match="use step = thor.TrainStep"):
+        THOR(Mlp(), 0.1, 0.1)((Tensor(np.zeros(1, np.float32)),))
+
+
+def test_an_inner_optimizer_keeps_its_own_settings():
+    net = Mlp()
+    with pytest.raises(ValueError, match="weight_decay=0.1 is inner's to apply"):
+        THOR(net, None, 0.1, weight_decay=0.1, inner=nn.Adam(net.trainable_params()))
+    with pytest.raises(ValueError, match="params belongs to the default Momentum"):
+        THOR(net, None, 0.1, inner=nn.Adam(net.trainable_params()), params=net.trainable_params())
+    scheduled = nn.Adam(net.trainable_params(), nn.ExponentialDecayLR(0.1, 0.9, 4))
+    with pytest.raises(ValueError, match="inner has a learning-rate schedule or groups of its own"):
+        THOR(net, 0.1, 0.1, inner=scheduled)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "words"),
+    [
+        ({"block_size": 2}, {"block_size": 3}, ("block_size 2 there, 3 here",)),
+        ({"split": "block"}, {"split": "block+mean"}, ("split 'block' there, 'block+mean' here",)),
+        ({"skip": ["layers.0"]}, {}, ("layers 1 there, 2 here", "first 'layers.1' there, 'layers.0' here")),
+        ({"block_size": BlockPlan(layers={"x": 8})}, {"block_size": BlockPlan()}, ("exceptions 1 there, 0 here",)),
+    ],
+)
+def test_a_checkpoint_of_another_plan_is_refused_with_what_differs(theirs, ours, words, tmp_path):
+    path = str(tmp_path / "optimizer.ckpt")
+    ms.save_checkpoint(make(Mlp(), **theirs)[0], path)
+    optimizer, _ = make(Mlp(), **ours)
+    before = values(optimizer)
+    with pytest.raises(ValueError, match="the checkpoint belongs to another optimizer: ") as caught:
+        ms.load_param_into_net(optimizer, ms.load_checkpoint(path))
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+    assert all(np.array_equal(value, before[name]) for name, value in values(optimizer).items())
+
+
+@pytest.mark.parametrize(
+    ("theirs", "words"), [(Mixed, "layers 3 there, 2 here"), (lambda: Mlp((5, 8, 3)), "layers differ")]
+)
+def test_a_checkpoint_of_another_network_is_refused(theirs, words, tmp_path):
+    path = str(tmp_path / "optimizer.ckpt")
+    ms.save_checkpoint(make(theirs())[0], path)
+    optimizer, _ = make(Mlp())
+    with pytest.raises(ValueError, match=f"the checkpoint belongs to another optimizer: .*{words}"):
+        ms.load_param_into_net(optimizer, ms.load_checkpoint(path))
+
+
+def test_a_non_finite_step_is_skipped_whole_counted_and_reported(caplog):
+    net = Mlp()
+    optimizer, step = make(net, momentum=0.9)
+    x, y = batch()
+    step(x, y)
+    before = values(net) | values(optimizer)
+    with caplog.at_level("WARNING", logger="thor"):
+        step(x * np.nan, y)
+    changed = {n for n, v in (values(net) | values(optimizer)).items() if not np.array_equal(v, before[n])}
+    assert changed == {"thor.bad_steps", "thor.skipped_steps"}
+    assert (optimizer.step, int(optimizer.skipped_steps.asnumpy()[0])) == (1, 1)
+    assert "step 1: loss or gradients are not finite, step skipped (1 in a row)" in caplog.text
+    step(x, y)
+    assert (optimizer.step, int(optimizer.bad_steps.asnumpy()[0])) == (2, 0)
+
+
+class Spiky(nn.Cell):
+    """A logarithm between two dense layers: not finite for a negative input."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.log, self.last = nn.Dense(5, 5), Log(), nn.Dense(5, 3)
+
+    def construct(self, x):
+        return self.last(self.log(self.first(x)))
+
+
+class Log(nn.Cell):
+    def construct(self, x):
+        return ms.ops.log(x)
+
+
+def bad(step, x, y, count):
+    for _ in range(count):
+        step(x, y)
+
+
+def test_after_too_many_bad_steps_the_error_names_the_first_layer_that_went_bad():
+    optimizer, step = make(Spiky(), max_bad_steps=3)
+    x, y = batch()
+    bad(step, x, y, 2)
+    with pytest.raises(FloatingPointError) as caught:
+        step(x, y)
+    message = str(caught.value)
+    assert "3 steps in a row were not finite" in message
+    assert "layer log (Log) gives a non-finite output for finite inputs" in message
+
+
+def test_the_error_names_a_bad_input_or_a_bad_weight():
+    net = Mlp()
+    x, y = batch()
+    _, step = make(net, max_bad_steps=1)
+    with pytest.raises(FloatingPointError, match="input 1 of the step is not finite"):
+        step(x, y * np.inf)
+    net.layers[1].bias.set_data(Tensor(np.full(3, np.nan, np.float32)))
+    with pytest.raises(FloatingPointError, match="weight layers.1.bias is not finite"):
+        step(x, y)
+
+
+def test_the_error_names_a_bad_loss():
+    def log_loss(output, target):
+        return ms.ops.log(-1 - (output**2).mean())
+
+    _, step = make(Mlp(), loss_fn=log_loss, max_bad_steps=1)
+    with pytest.raises(FloatingPointError, match="every layer's output is finite, the loss is not"):
+        step(*batch())
+
+
+def test_a_factor_that_is_not_positive_definite_gets_more_damping_and_is_reported(caplog):
+    """A is spoilt by hand, as cancellation would: the step goes on with more damping and finite weights."""
+    net = Mlp()
+    optimizer, step = make(net, factor_decay=0.999, split="block")
+    step(*batch())
+    spoilt = optimizer._captured[0].a.blocks
+    spoilt.set_data(Tensor(spoilt.asnumpy() - 3 * np.eye(6, dtype=np.float32)))
+    with caplog.at_level("WARNING", logger="thor"):
+        step(*batch())
+    assert "blocks of layer layers.0 were not positive definite and got more damping" in caplog.text
+    assert int(optimizer.escalations.asnumpy()[0]) == 1
+    assert [r.refreshes for r in optimizer.layers] == [2, 2]
+    assert all(np.isfinite(v).all() for v in values(net).values())
+
+
+def test_a_factor_that_cannot_be_inverted_keeps_the_layers_last_good_inverse(caplog):
+    net = Mlp()
+    optimizer, step = make(net, factor_decay=0.999, split="block")
+    step(*batch())
+    good = optimizer.inverses("layers.0")
+    spoilt = optimizer._captured[0].a.blocks
+    spoilt.set_data(Tensor(spoilt.asnumpy() - 1e12 * np.eye(6, dtype=np.float32)))
+    with caplog.at_level("WARNING", logger="thor"):
+        step(*batch())
+    assert "the factors of layer layers.0 cannot be inverted; it keeps its last good inverse" in caplog.text
+    for ours, theirs in zip(optimizer.inverses("layers.0"), good, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    assert [r.refreshes for r in optimizer.layers] == [1, 2]
+    assert all(np.isfinite(v).all() for v in values(net).values())
