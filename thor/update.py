@@ -120,12 +120,15 @@ class Update(nn.Cell):
             if self.bias_at[i] >= 0:
                 bias = gradients[self.bias_at[i]]
             j = i * PER_LAYER
+            g_inverse, a_inverse = self.caches[j + 3], self.caches[j]
+            rows = g_inverse.shape[1] * g_inverse.shape[2]
+            columns = a_inverse.shape[1] * a_inverse.shape[2]
             matrix = precondition(
-                to_matrix(weight.astype(ms.float32), bias, self.copies[i]),
+                to_matrix(weight, bias, self.copies[i], rows, columns).astype(ms.float32),
                 self.caches[j], self.caches[j + 1], self.caches[j + 2],
                 self.caches[j + 3], self.caches[j + 4], self.caches[j + 5],
             )  # fmt: skip
-            made += from_matrix(matrix, weight, bias)
+            made += from_matrix(matrix, weight, bias, self.copies[i])
         return made
 
     def _limited(self, directions, factor):

@@ -46,7 +46,11 @@ def test_preconditioning_equals_the_explicit_kronecker_product(case):
     *g_parts, g_dense = inverse_parts(copies, outputs, g_size, rank, rank and g_size < outputs)
     matrix = RNG.standard_normal((copies, outputs, inputs))
     parts = [Tensor(p.astype(np.float32)) for p in (*a_parts, *g_parts)]
-    found = subject.precondition(Tensor(matrix.astype(np.float32)), *parts).asnumpy()
+    rows, columns = (count * size for _, count, size, _ in (parts[3].shape, parts[0].shape))
+    weight = Tensor(matrix.astype(np.float32).reshape(copies * outputs, inputs))
+    padded = subject.to_matrix(weight, None, copies, rows, columns)
+    (direction,) = subject.from_matrix(subject.precondition(padded, *parts), weight, None, copies)
+    found = direction.asnumpy().reshape(copies, outputs, inputs)
     for k in range(copies):
         # A^-1 need not be symmetric here: vec(G X A) = kron(G, A^T) vec(X)
         wanted = reference.kron_direction(matrix[k], a_dense[k].T, g_dense[k])
@@ -56,16 +60,19 @@ def test_preconditioning_equals_the_explicit_kronecker_product(case):
 def test_a_gradient_becomes_a_matrix_per_group_with_the_bias_last():
     weight, bias = RNG.standard_normal((6, 2, 3, 1)), RNG.standard_normal(6)
     tensors = Tensor(weight.astype(np.float32)), Tensor(bias.astype(np.float32))
-    found = subject.to_matrix(*tensors, 2).asnumpy()
-    assert found.shape == (2, 3, 7)
+    found = subject.to_matrix(*tensors, 2, 3, 7).asnumpy()
     wanted = np.concatenate([weight.reshape(2, 3, 6), bias.reshape(2, 3, 1)], axis=2)
     np.testing.assert_array_equal(found, wanted.astype(np.float32))
-    np.testing.assert_array_equal(subject.to_matrix(tensors[0], None, 2).asnumpy(), found[:, :, :-1])
+    np.testing.assert_array_equal(subject.to_matrix(tensors[0], None, 2, 3, 6).asnumpy(), found[:, :, :-1])
 
 
-def test_padding_is_cut_off_again():
-    matrix = Tensor(np.ones((1, 3, 5), np.float32))
-    padded = subject.pad(matrix, 4, 8).asnumpy()
-    assert padded.shape == (1, 4, 8)
-    assert padded.sum() == 15
-    assert subject.pad(matrix, 3, 5) is matrix
+@pytest.mark.parametrize("rows, columns", [(3, 7), (3, 9), (4, 7), (5, 8)])
+def test_padding_is_zero_and_cut_off_again(rows, columns):
+    weight = Tensor(RNG.standard_normal((6, 2, 3, 1)).astype(np.float32))
+    bias = Tensor(RNG.standard_normal(6).astype(np.float32))
+    padded = subject.to_matrix(weight, bias, 2, rows, columns)
+    assert padded.shape == (2, rows, columns)
+    assert not padded.asnumpy()[:, 3:].any()
+    assert not padded.asnumpy()[:, :, 7:].any()
+    for found, given in zip(subject.from_matrix(padded, weight, bias, 2), (weight, bias), strict=True):
+        np.testing.assert_array_equal(found.asnumpy(), given.asnumpy())
