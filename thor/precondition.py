@@ -14,7 +14,7 @@ from mindspore import ops
 
 
 def precondition(x, a_inverse, a_s, a_t, g_inverse, g_s, g_t):
-    """G^-1 X A^-1 for a padded X [c, O', I']; s and t are one-element tensors where nothing stands beside the blocks."""
+    """G^-1 X A^-1 for a padded X [c, O', I']; s and t are one-element tensors where blocks stand alone."""
     return multiply_right(multiply_left(x, g_inverse, g_s, g_t), a_inverse, a_s, a_t)
 
 
