@@ -220,9 +220,9 @@ class TrainStep(nn.Cell):
         def gather(loss, gain, inverse_scale, gradients, fresh):
             total = loss.astype(ms.float32)
             for value in gradients:
-                total += finite_sum(value)
+                total = total + finite_sum(value)
             for value in fresh:
-                total += finite_sum(value)
+                total = total + finite_sum(value)
             finite = ops.isfinite(total)
             traces = ops.zeros((rows,), ms.float32)
             if finite:

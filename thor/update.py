@@ -98,10 +98,10 @@ class Update(nn.Cell):
         curvature = ops.zeros((), ms.float32)
         for i in range(self.size):
             product = dot(gradients[i], directions[i])
-            total += product
+            total = total + product
             if self.clip > 0 and self.pick[i] >= self.size:
                 rate = self._rate(i)
-                curvature += rate * rate * product
+                curvature = curvature + rate * rate * product
         if self.clip > 0:
             factor = ops.minimum(ops.sqrt(self.clip / ops.maximum(curvature, ops.full_like(curvature, 1e-30))), 1.0)
             directions = self._limited(directions, factor)
