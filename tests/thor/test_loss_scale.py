@@ -106,7 +106,8 @@ def half(net, how):
 
 
 @pytest.mark.parametrize("how", ["amp O1", "amp O2", "to_float"])
-def test_half_precision_trains_with_float32_curvature(how, mode):
+def test_half_precision_trains_with_float32_curvature(how, mode, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # amp O1 writes the rewritten network into the current folder
     net = half(Mlp(), how)
 
     def loss_fn(output, target):
