@@ -1,4 +1,4 @@
-"""The quickstart, for one epoch: THOR against Momentum on Fashion-MNIST, same weights, same batches, as a user runs it."""
+"""The quickstart as a user runs it, for one epoch: THOR against Momentum, same weights, same batches."""
 
 import json
 import subprocess
