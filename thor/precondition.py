@@ -14,34 +14,46 @@ from mindspore import ops
 
 
 def precondition(x, a_inverse, a_s, a_t, g_inverse, g_s, g_t):
-    """G^-1 X A^-1 for a padded X [c, O', I']; s and t are one-element tensors where blocks stand alone."""
-    return multiply_right(multiply_left(x, g_inverse, g_s, g_t), a_inverse, a_s, a_t)
+    """G^-1 X A^-1 for a padded X [c, O', I']; s and t are one-element tensors where blocks stand alone.
+
+    With G^-1 = P - s t^T and A^-1 = Q - u v^T the thin parts of both sides are one product and one subtraction,
+
+        G^-1 X A^-1 = P X Q - [s, P X u] [t^T X Q - (t^T X u) v^T; v^T],
+
+    because passes over a whole matrix, not its products with thin ones, are what costs.
+    """
+    px = multiply_left(x, g_inverse)
+    result = multiply_right(px, a_inverse)
+    if g_s.ndim == 3 and a_s.ndim == 3:
+        rows = ops.BatchMatMul(transpose_a=True)(g_t, x)
+        rows = multiply_right(rows, a_inverse) - ops.BatchMatMul(transpose_b=True)(ops.bmm(rows, a_s), a_t)
+        left = ops.cat((g_s, ops.bmm(px, a_s)), 2)
+        right = ops.cat((rows, a_t.transpose(0, 2, 1)), 1)
+        return result - ops.bmm(left, right)
+    if g_s.ndim == 3:
+        return result - ops.bmm(g_s, multiply_right(ops.BatchMatMul(transpose_a=True)(g_t, x), a_inverse))
+    if a_s.ndim == 3:
+        return result - ops.BatchMatMul(transpose_b=True)(ops.bmm(px, a_s), a_t)
+    return result
 
 
-def multiply_left(x, inverse, s, t):
-    """(D^-1 - s t^T) X: row blocks lie behind each other already, so that reshapes suffice."""
+def multiply_left(x, inverse):
+    """P X for block-diagonal P: row blocks lie behind each other already, so that reshapes suffice."""
     copies, count, size, _ = inverse.shape
     columns = x.shape[2]
     y = ops.bmm(inverse.reshape(copies * count, size, size), x.reshape(copies * count, size, columns))
-    y = y.reshape(copies, count * size, columns)
-    if s.ndim == 3:
-        y = y - ops.bmm(s, ops.BatchMatMul(transpose_a=True)(t, x))
-    return y
+    return y.reshape(copies, count * size, columns)
 
 
-def multiply_right(x, inverse, s, t):
-    """X (D^-1 - s t^T): column blocks take one transposition each way, unless there is one block."""
+def multiply_right(x, inverse):
+    """X Q for block-diagonal Q: column blocks take one transposition each way, unless there is one block."""
     copies, count, size, _ = inverse.shape
     rows = x.shape[1]
     if count == 1:
-        y = ops.bmm(x, inverse.reshape(copies, size, size))
-    else:
-        blocks = x.reshape(copies, rows, count, size).transpose(0, 2, 1, 3).reshape(copies * count, rows, size)
-        y = ops.bmm(blocks, inverse.reshape(copies * count, size, size))
-        y = y.reshape(copies, count, rows, size).transpose(0, 2, 1, 3).reshape(copies, rows, count * size)
-    if s.ndim == 3:
-        y = y - ops.BatchMatMul(transpose_b=True)(ops.bmm(x, s), t)
-    return y
+        return ops.bmm(x, inverse.reshape(copies, size, size))
+    blocks = x.reshape(copies, rows, count, size).transpose(0, 2, 1, 3).reshape(copies * count, rows, size)
+    y = ops.bmm(blocks, inverse.reshape(copies * count, size, size))
+    return y.reshape(copies, count, rows, size).transpose(0, 2, 1, 3).reshape(copies, rows, count * size)
 
 
 def to_matrix(weight, bias, copies, rows, columns):
