@@ -86,7 +86,7 @@ def test_model_train_equals_a_plain_loop(mode, tmp_path, capsys):
     assert any(name.endswith("layers.0.weight") for name in saved)
 
 
-def test_model_fit_evaluates_while_training(mode):
+def test_model_fit_evaluates_while_training():
     net = Mlp()
     _, step = make(net, jit=True, **SETTINGS)
     seen = []
