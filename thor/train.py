@@ -64,7 +64,7 @@ class TrainStep(nn.Cell):
         self._weights = optimizer.inner.parameters
         self._in_graph = optimizer.active_layers
         self._compiled: dict[str, Callable[..., Any]] = {}
-        self._state = [*self._weights, *optimizer.get_parameters()]
+        self._state = [*net.get_parameters(), *optimizer.get_parameters()]
         self._storage: list[int] = []
         self.compilations = 0  # curvature graphs built so far
         if accumulate > 1:

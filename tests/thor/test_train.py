@@ -7,6 +7,7 @@ import pytest
 from mindspore import Tensor, nn
 from mindspore.train import LossMonitor, ModelCheckpoint, TimeMonitor
 
+import thor
 from tests.networks import Mixed, Mlp, batch, gradients, images, make, matrix, never, squared_error, values
 
 SETTINGS = {"momentum": 0.9, "interval": 2, "factor_interval": 1, "factor_decay": 0.9, "block_size": 6}
@@ -261,3 +262,19 @@ def test_a_frozen_layer_never_moves():
     _, step = make(net, weight_decay=0.1)
     step(*batch())
     assert all((values(net)[n] == v).all() == n.startswith("layers.0") for n, v in before.items())
+
+
+def test_loaded_batch_norm_statistics_reach_the_compiled_step():
+    """Only the statistics are replaced, by the values they have: no weight moved, yet the step has to compile anew."""
+    net = nn.SequentialCell(nn.Dense(3, 4), nn.BatchNorm1d(4), nn.Dense(4, 2))
+    optimizer = thor.THOR(net, 0.01, 0.1, clip=1e-3)
+    step = thor.TrainStep(net, nn.CrossEntropyLoss(), optimizer)
+    x = Tensor(np.random.default_rng(0).standard_normal((8, 3)).astype(np.float32))
+    y = Tensor(np.zeros(8, np.int32))
+    for _ in range(4):
+        step(x, y)
+    assert step.compilations == 1  # moving averages keep their storage while training
+    mean = net[1].moving_mean
+    mean.set_data(Tensor(np.full(4, 5, np.float32)))
+    step(x, y)
+    assert 4 < mean.asnumpy().min() <= mean.asnumpy().max() < 4.9  # 0.9 of what was loaded + 0.1 of the batch
