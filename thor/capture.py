@@ -60,8 +60,8 @@ class Statistics(nn.Cell):
         return blocks, beside, ops.ones((1,), ms.float32)
 
 
-class InputTap(nn.Cell):
-    """Identity on x; the gradients of (blocks, probe, uses) are the statistics of the saved input."""
+class Tap(nn.Cell):
+    """Identity on x whose ``bprop`` gives (blocks, probe, uses) the statistics of a factor as their gradients."""
 
     def __init__(self, statistics: Statistics):
         super().__init__(auto_prefix=False)
@@ -69,21 +69,18 @@ class InputTap(nn.Cell):
 
     def construct(self, x, blocks, probe, uses):
         return x
+
+
+class InputTap(Tap):
+    """The statistics are those of the saved input."""
 
     def bprop(self, x, blocks, probe, uses, out, dout):
         fresh_blocks, beside, one = self.statistics(x, probe)
         return dout, fresh_blocks, beside, one
 
 
-class OutputTap(nn.Cell):
-    """Identity on x; the gradients of (blocks, probe, uses) are the statistics of the incoming gradient."""
-
-    def __init__(self, statistics: Statistics):
-        super().__init__(auto_prefix=False)
-        self.statistics = statistics
-
-    def construct(self, x, blocks, probe, uses):
-        return x
+class OutputTap(Tap):
+    """The statistics are those of the incoming gradient."""
 
     def bprop(self, x, blocks, probe, uses, out, dout):
         fresh_blocks, beside, one = self.statistics(dout, probe)

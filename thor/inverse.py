@@ -13,7 +13,7 @@ from mindspore import ops
 from scipy.linalg.lapack import spotrf, spotri
 
 #: Newton-Schulz doubles its correct digits per iteration once I - A X is small, and needs about 2 log2(condition)
-#: iterations to get there; 40 cover a condition number of 1e5, beyond which float32 has no digits left to win.
+#: iterations to get there. Tested up to a condition number of 1e4; a block beyond its reach is flagged.
 NEWTON_SCHULZ_ITERATIONS = 40
 #: Largest entry of I - A X with which an inverse is still taken.
 RESIDUAL_LIMIT = 0.1

@@ -71,10 +71,6 @@ class HostAlgebra:
         product = blocks @ thin.astype(np.float32).reshape(-1, size, rank)
         return product.reshape(copies, rows, rank).astype(np.float64)
 
-    def take(self, inverses, first: int, last: int):
-        """Rows of a stack."""
-        return inverses[first:last]
-
     def is_finite(self, blocks) -> bool:
         """Whether every entry is a number."""
         return bool(np.isfinite(blocks.sum(dtype=np.float64)))
@@ -138,9 +134,6 @@ class DeviceAlgebra:
         product = self._product(blocks, self.tensor(thin.reshape(-1, size, rank)))
         return product.asnumpy().reshape(thin.shape).astype(np.float64)
 
-    def take(self, inverses, first: int, last: int):
-        return inverses[first:last]
-
     def is_finite(self, blocks) -> bool:
         return bool(np.isfinite(ops.ReduceSum()(blocks).asnumpy()))
 
@@ -180,7 +173,7 @@ class Inverter:
             last = first + len(blocks)
             jobs[i].failed = not trusted[first:last].all()
             if not jobs[i].failed:
-                self._store(jobs[i], self.algebra.take(inverses, first, last), beside[i], blocks)
+                self._store(jobs[i], inverses[first:last], beside[i], blocks)
             first = last
 
     def _invert_until_trusted(self, stacked, damping, owner, jobs):

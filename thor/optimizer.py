@@ -257,9 +257,7 @@ class THOR(nn.Cell):
     @property
     def gathers_now(self) -> bool:
         """Whether this step gathers factors."""
-        step = self.step
-        due = step >= _read(self.next_gather) or step >= _read(self.next_refresh)
-        return due and bool(self.active_layers)
+        return self.refreshes_now or (self.step >= _read(self.next_gather) and bool(self.active_layers))
 
     @property
     def refreshes_now(self) -> bool:
