@@ -101,7 +101,8 @@ def pi_split(damping: float, trace_a: float, trace_g: float, dim_a: int, dim_g: 
     proportion to their own scale (Martens & Grosse 2015, eq. 6.3). A factor without any scale takes pi = 1.
     """
     root = math.sqrt(damping)
-    ratio = (trace_a / dim_a) / (trace_g / dim_g) if trace_a > 0 and trace_g > 0 else 1.0
+    scale_a, scale_g = trace_a / dim_a, trace_g / dim_g  # the smallest trace divided by its dim is 0
+    ratio = scale_a / scale_g if scale_a > 0 and scale_g > 0 else 1.0
     pi = math.sqrt(ratio) if math.isfinite(ratio) and ratio > 0 else 1.0
     return pi * root, root / pi
 
