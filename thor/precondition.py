@@ -16,25 +16,15 @@ from mindspore import ops
 def precondition(x, a_inverse, a_s, a_t, g_inverse, g_s, g_t):
     """G^-1 X A^-1 for a padded X [c, O', I']; s and t are one-element tensors where blocks stand alone.
 
-    With G^-1 = P - s t^T and A^-1 = Q - u v^T the thin parts of both sides are one product and one subtraction,
-
-        G^-1 X A^-1 = P X Q - [s, P X u] [t^T X Q - (t^T X u) v^T; v^T],
-
-    because passes over a whole matrix, not its products with thin ones, are what costs.
+    One side after the other, each with one thin product and one subtraction: passes over a whole matrix, not its
+    products with thin ones, are what costs.
     """
-    px = multiply_left(x, g_inverse)
-    result = multiply_right(px, a_inverse)
-    if g_s.ndim == 3 and a_s.ndim == 3:
-        rows = ops.BatchMatMul(transpose_a=True)(g_t, x)
-        rows = multiply_right(rows, a_inverse) - ops.BatchMatMul(transpose_b=True)(ops.bmm(rows, a_s), a_t)
-        left = ops.cat((g_s, ops.bmm(px, a_s)), 2)
-        right = ops.cat((rows, a_t.transpose(0, 2, 1)), 1)
-        return result - ops.bmm(left, right)
-    if g_s.ndim == 3:
-        return result - ops.bmm(g_s, multiply_right(ops.BatchMatMul(transpose_a=True)(g_t, x), a_inverse))
+    y = multiply_right(x, a_inverse)
     if a_s.ndim == 3:
-        return result - ops.BatchMatMul(transpose_b=True)(ops.bmm(px, a_s), a_t)
-    return result
+        y = y - ops.BatchMatMul(transpose_b=True)(ops.bmm(x, a_s), a_t)
+    if g_s.ndim == 3:
+        return multiply_left(y, g_inverse) - ops.bmm(g_s, ops.BatchMatMul(transpose_a=True)(g_t, y))
+    return multiply_left(y, g_inverse)
 
 
 def multiply_left(x, inverse):

@@ -94,18 +94,14 @@ class Update(nn.Cell):
         directions = ()
         for index in self.pick:
             directions += (pool[index],)
-        total = ops.zeros((), ms.float32)
-        curvature = ops.zeros((), ms.float32)
+        products = ()
+        total = loss.astype(ms.float32)
         for i in range(self.size):
-            product = dot(gradients[i], directions[i])
-            total = total + product
-            if self.clip > 0 and self.pick[i] >= self.size:
-                rate = self._rate(i)
-                curvature = curvature + rate * rate * product
+            products += (dot(gradients[i], directions[i]),)
+            total = total + products[i]
         if self.clip > 0:
-            factor = ops.minimum(ops.sqrt(self.clip / ops.maximum(curvature, ops.full_like(curvature, 1e-30))), 1.0)
-            directions = self._limited(directions, factor)
-        finite = ops.isfinite(total + loss.astype(ms.float32))
+            directions = self._limited(directions, products)
+        finite = ops.isfinite(total)
         if finite:
             for i in self.decay_at:
                 ops.assign(self.weights[i], self.weights[i] * (1.0 - self._rate(i) * self.decay))
@@ -131,7 +127,13 @@ class Update(nn.Cell):
             made += from_matrix(matrix, weight, bias, self.copies[i])
         return made
 
-    def _limited(self, directions, factor):
+    def _limited(self, directions, products):
+        curvature = ops.zeros((), ms.float32)
+        for i in range(self.size):
+            if self.pick[i] >= self.size:
+                rate = self._rate(i)
+                curvature = curvature + rate * rate * products[i]
+        factor = ops.minimum(ops.sqrt(self.clip / (ops.relu(curvature) + 1e-30)), 1.0)  # rounding may go below 0
         limited = ()
         for i in range(self.size):
             direction = directions[i]
