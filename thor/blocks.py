@@ -19,6 +19,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 SPLITS = ("block", "block+mean", "block+rank")
+#: In which order a convolution's input coordinates stand before they are cut: which ones share a block.
+ORDERS = ("channel", "position")
 _ALIGN = 8  # sizes are rounded up to this, where it costs little: vector units and cubes like it
 _ALIGN_FROM = 32
 
@@ -66,29 +68,43 @@ class BlockPlan:
         split: ``"block"``, ``"block+mean"`` or ``"block+rank"`` (see the module's text).
         rank: directions kept beside the blocks by ``"block+rank"``; more follow the factor better and cost two thin
             products per gradient each.
-        layers: exceptions, ``{regular expression on the layer's name: block size}``; the first match wins.
+        layers: exceptions, ``{regular expression on the layer's name: block size}``, or a pair of sizes for A and G; the
+            first match wins.
+        order: of a convolution's input coordinates. ``"channel"``: a block holds all kernel positions of some channels,
+            ``"position"``: some positions of all channels. It matters only where a factor is cut.
     """
 
     block_size: int = 128
     split: str = "block+mean"
     rank: int = 16
-    layers: Mapping[str, int] = field(default_factory=dict)
+    layers: Mapping[str, int | tuple[int, int]] = field(default_factory=dict)
+    order: str = "channel"
 
     def __post_init__(self) -> None:
         check_int("block_size", self.block_size, 1)
         check_int("rank", self.rank, 1)
         if self.split not in SPLITS:
             raise ValueError(f"split must be one of {', '.join(SPLITS)}, but got {self.split!r}")
-        for pattern, size in self.layers.items():
-            check_int(f"block_size of layers matching {pattern!r}", size, 1)
+        if self.order not in ORDERS:
+            raise ValueError(f"order must be one of {', '.join(ORDERS)}, but got {self.order!r}")
+        for pattern, sizes in self.layers.items():
+            if isinstance(sizes, tuple) and len(sizes) != 2:
+                raise ValueError(f"layers: {pattern!r} must give one block size or a pair for A and G, but got {sizes}")
+            for size in sizes if isinstance(sizes, tuple) else (sizes,):
+                check_int(f"block_size of layers matching {pattern!r}", size, 1)
             try:
                 re.compile(pattern)
             except re.error as error:
                 raise ValueError(f"layers: {pattern!r} is not a regular expression: {error}") from error
 
-    def cut(self, dim: int, layer: str = "") -> Cut:
+    def block_size_of(self, layer: str, side: str) -> int:
+        """The largest block of a layer's factor, ``side`` being "a" or "g"."""
+        sizes = next((s for pattern, s in self.layers.items() if re.search(pattern, layer)), self.block_size)
+        return sizes["ag".index(side)] if isinstance(sizes, tuple) else sizes
+
+    def cut(self, dim: int, layer: str = "", side: str = "a") -> Cut:
         """The cut of a factor of ``dim`` rows in ``layer``. A factor that fits one block is kept whole, and exact."""
-        block_size = next((s for pattern, s in self.layers.items() if re.search(pattern, layer)), self.block_size)
+        block_size = self.block_size_of(layer, side)
         size, count = even_cut(dim, block_size)
         if count == 1 or self.split == "block":
             return Cut(dim, size, count)
@@ -99,4 +115,5 @@ class BlockPlan:
         """One line for logs and errors."""
         rank = f", rank={self.rank}" if self.split == "block+rank" else ""
         extra = f", {len(self.layers)} exceptions" if self.layers else ""
-        return f"block_size={self.block_size}, split={self.split!r}{rank}{extra}"
+        order = "" if self.order == "channel" else f", order={self.order!r}"
+        return f"block_size={self.block_size}, split={self.split!r}{rank}{order}{extra}"

@@ -25,10 +25,12 @@ from thor import convolution, device, factors
 class Features(nn.Cell):
     """From a layer's input or output gradient to features and scale; see factors.py."""
 
-    def __init__(self, kind: str, homogeneous: bool, geometry: convolution.Geometry | None, groups: int):
+    def __init__(
+        self, kind: str, homogeneous: bool, geometry: convolution.Geometry | None, groups: int, order: str
+    ):  # fmt: skip
         super().__init__(auto_prefix=False)
         self.kind, self.homogeneous, self.groups = kind, homogeneous, groups
-        self.geometry = geometry
+        self.geometry, self.by_position = geometry, order == "position"
 
     def construct(self, x):
         if self.kind == "dense_input":
@@ -36,7 +38,7 @@ class Features(nn.Cell):
         if self.kind == "dense_output":
             return factors.dense_output(x)
         if self.kind == "conv_input":
-            return factors.conv_input(x, self.geometry, self.homogeneous)
+            return factors.conv_input(x, self.geometry, self.homogeneous, self.by_position)
         return factors.conv_output(x, self.groups)
 
 
@@ -229,14 +231,14 @@ def _same_form(one: Target, other: Target) -> bool:
         other.kind, other.copies, other.a_dim, other.g_dim, id(other.bias))  # fmt: skip
 
 
-def attach(target: Target, a_cut, g_cut, a_parameters, g_parameters) -> list[Port]:
+def attach(target: Target, a_cut, g_cut, a_parameters, g_parameters, order: str = "channel") -> list[Port]:
     """Put ports around every Cell of the target; returns them. Parameters are (blocks, probe, uses) of each factor."""
     ports = []
     for cell in target.cells:
         geometry = convolution.Geometry(cell) if target.kind == "conv" else None
         homogeneous = target.bias is not None
-        inputs = Features(f"{target.kind}_input", homogeneous, geometry, target.copies)
-        outputs = Features(f"{target.kind}_output", homogeneous, geometry, target.copies)
+        inputs = Features(f"{target.kind}_input", homogeneous, geometry, target.copies, order)
+        outputs = Features(f"{target.kind}_output", homogeneous, geometry, target.copies, order)
         thor_input = Port(InputTap(Statistics(inputs, a_cut)), *a_parameters)
         thor_output = Port(OutputTap(Statistics(outputs, g_cut)), *g_parameters)
         original = type(cell)

@@ -32,12 +32,20 @@ def dense_output(g):
     return g.astype(ms.float32).T.reshape(1, g.shape[1], rows), 1.0 * rows
 
 
-def conv_input(x, geometry, homogeneous):
-    """Input [B, C, H, W] to features [g, (C / g) k (+1), B P] and A's scale 1 / B."""
+def conv_input(x, geometry, homogeneous, by_position=False):
+    """Input [B, C, H, W] to features [g, (C / g) k (+1), B P] and A's scale 1 / B.
+
+    Coordinates stand in the order (channel, kernel position), or (kernel position, channel) ``by_position``.
+    """
     patches = geometry(x.astype(ms.float32))
     batch, coordinates, positions = patches.shape
-    groups = geometry.groups
-    features = patches.transpose(1, 0, 2).reshape(groups, coordinates // groups, batch * positions)
+    groups, area = geometry.groups, geometry.kernel[0] * geometry.kernel[1]
+    if by_position:
+        patches = patches.reshape(batch, groups, coordinates // (groups * area), area, positions)
+        features = patches.transpose(1, 3, 2, 0, 4)
+    else:
+        features = patches.transpose(1, 0, 2)
+    features = features.reshape(groups, coordinates // groups, batch * positions)
     return append_ones(features, homogeneous), 1.0 / batch
 
 

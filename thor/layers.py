@@ -126,9 +126,15 @@ class Layer:
     def __init__(self, target: Target, plan: BlockPlan):
         self.name, self.kind, self.cells = target.name, target.kind, target.cells
         self.weight, self.bias, self.copies = target.weight, target.bias, target.copies
-        self.a = Factor(f"{target.name}.a", plan.cut(target.a_dim, target.name), target.copies)
-        self.g = Factor(f"{target.name}.g", plan.cut(target.g_dim, target.name), target.copies)
-        self.ports: list[Port] = attach(target, self.a.cut, self.g.cut, self.a.port_parameters, self.g.port_parameters)
+        self.a = Factor(f"{target.name}.a", plan.cut(target.a_dim, target.name, "a"), target.copies)
+        self.g = Factor(f"{target.name}.g", plan.cut(target.g_dim, target.name, "g"), target.copies)
+        positions = self.weight.size // (self.weight.shape[0] * self.weight.shape[1])
+        # of a convolution whose A is cut: its kernel positions, if they come first in A's order
+        self.positions = positions if plan.order == "position" and self.a.cut.count > 1 and positions > 1 else 1
+        self.ports: list[Port] = attach(
+            target, self.a.cut, self.g.cut, self.a.port_parameters, self.g.port_parameters,
+            "position" if self.positions > 1 else "channel",
+        )  # fmt: skip
 
     @property
     def port_parameters(self) -> tuple[Parameter, ...]:
@@ -152,7 +158,8 @@ class Layer:
 
     def fingerprint(self) -> str:
         """What a checkpoint of this layer's state must agree with."""
-        return f"{self.name}:{self.kind}:{self.copies}:{self.a.cut}:{self.g.cut}"
+        order = f":{self.positions}" if self.positions > 1 else ""
+        return f"{self.name}:{self.kind}:{self.copies}:{self.a.cut}:{self.g.cut}{order}"
 
 
 def float_parameter(name: str, value: float | list[float] | np.ndarray) -> Parameter:

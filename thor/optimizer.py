@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import logging
 import math
+import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
-from thor import capture, device
+from thor import capture, convolution, device
 from thor import loss_scale as scales
 from thor.inverter import Inverter, Job
 from thor.layers import Layer, float_parameter, int_parameter
 from thor.options import inner_optimizer, read_options
+from thor.profile import auto
+from thor.profile.records import Profile
 from thor.records import LayerRecord, describe_plan, plan_differences
 from thor.refresh import Decision, RefreshRecord, TraceRule, damped_trace, pi_split
 
@@ -41,7 +45,8 @@ class THOR(nn.Cell):
         damping: what is added to the Fisher block before inversion, number or callable of the step. Large values turn
             the direction to the gradient's and shrink the step; start at 0.03 and lower it as training settles.
         momentum, weight_decay: of the default inner Momentum.
-        block_size: the largest diagonal block of a factor, or a :class:`thor.BlockPlan`.
+        block_size: the largest diagonal block of a factor; a :class:`thor.BlockPlan`; the path of a profile that
+            ``thor profile`` wrote; or "auto", which profiles at the first step and keeps the result for the next run.
         split, rank: what is kept beside the blocks, see :mod:`thor.blocks`.
         refresh: the trace rule; ``TraceRule.thor()``, ``.thor_stop()`` and ``.thor_nt()`` are the paper's.
         interval: steps from one candidate refresh to the next, int or callable (:class:`thor.GrowingInterval`).
@@ -84,16 +89,21 @@ class THOR(nn.Cell):
         scale, self._scale_rule = scales.read(loss_scale)
         self._inverter = Inverter(device.inverse_method(inverse))
         self.inner, self._rate = inner_optimizer(net, inner, learning_rate, momentum, self.options, params)
-        self._captured = self._capture(net)
+        object.__setattr__(self, "_net", net)  # not a child: the network saves its own weights under its own names
         self._history: list[RefreshRecord] = []
+        chosen = self._targets()
+        self._profile_path = auto.cache_file(chosen, self._inverter.method) if self.options.auto else None
+        if self._profile_path is not None:
+            self._take_profile(auto.cached(self._profile_path))
+        self._captured = [Layer(target, self.options.plan) for target in chosen]
         self._name_state(scale)
         self._log_layers()
 
     # -- construction --------------------------------------------------------------------------------------------
 
-    def _capture(self, net: nn.Cell) -> list[Layer]:
-        """Attach to every layer that can be captured and is optimized."""
-        targets, self._left_out = capture.find(net, self.options.skip)
+    def _targets(self) -> list[capture.Target]:
+        """Every layer that can be captured and is optimized."""
+        targets, self._left_out = capture.find(self._net, self.options.skip)
         optimized = {id(weight) for weight in self.inner.parameters}
         chosen = [t for t in targets if id(t.weight) in optimized and (t.bias is None or id(t.bias) in optimized)]
         self._left_out += [
@@ -103,11 +113,35 @@ class THOR(nn.Cell):
         if not chosen:
             why = "; ".join(f"{x.name} ({x.type}): {x.reason}" for x in self._left_out[:5]) or "it has no weights"
             raise ValueError(
-                f"no layer to capture in {type(net).__name__}: THOR preconditions nn.Dense and nn.Conv2d layers "
+                f"no layer to capture in {type(self._net).__name__}: THOR preconditions nn.Dense and nn.Conv2d layers "
                 f"with trainable weights, and found none ({why})"
             )
-        object.__setattr__(self, "_net", net)  # not a child: the network saves its own weights under its own names
-        return [Layer(target, self.options.plan) for target in chosen]
+        return chosen
+
+    def _take_profile(self, profile: Profile | None) -> None:
+        """Adopt the plan that a profile chose, if there is one."""
+        if profile is not None:
+            logger.info("%s", auto.describe_choice(profile))
+            plan = profile.plan(self.options.plan.split, self.options.plan.rank)
+            self.options = replace(self.options, plan=plan, auto=False)
+
+    def profile_blocks(self, loss_fn: Any, inputs: tuple[Any, ...]) -> None:
+        """Choose the block size on a first batch (``block_size="auto"``), and begin anew with the chosen plan."""
+        assert self._profile_path is not None
+        patched = any(type(cell) is convolution.PatchConv2d or getattr(cell, "thor_as_patches", False)
+                      for _, cell in self._net.cells_and_names())  # fmt: skip
+        capture.detach(self._net)
+        names = {layer.name for layer in self._captured}
+        others = [f"^{re.escape(t.name)}$" for t in capture.find(self._net)[0] if t.name not in names]
+        profile = auto.profile_for_training(
+            self._net, loss_fn, inputs, self._profile_path, others, self._inverter.method
+        )
+        if patched:
+            convolution.use_patches(self._net)
+        self._take_profile(profile)
+        self._captured = [Layer(target, self.options.plan) for target in self._targets()]
+        self._name_state(float(self.scale.asnumpy()[0]))
+        self._log_layers()
 
     def _name_state(self, scale: float) -> None:
         """Everything training depends on, as Parameters."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,9 +14,11 @@ import mindspore as ms
 from mindspore import nn
 
 from thor.blocks import BlockPlan, check_int
+from thor.profile.records import Profile
 from thor.refresh import TraceRule
 from thor.schedules import HostSchedule
 
+DEFAULT_BLOCK_SIZE = 128
 WEIGHT_DECAY_MODES = ("coupled", "decoupled")
 #: Of the steps between two refreshes, how many gather factors for the running average.
 GATHERS_PER_INTERVAL = 10
@@ -31,6 +34,7 @@ class Options:
     factor_decay: float
     refresh: TraceRule
     plan: BlockPlan
+    auto: bool  # the plan is a stand-in until a profile has chosen
     clip: float | None
     weight_decay: float
     weight_decay_mode: str
@@ -59,12 +63,14 @@ def number(name: str, value: Any, low: float, high: float = math.inf, *, open_hi
 
 
 def block_plan(block_size: Any, split: str, rank: int) -> BlockPlan:
-    """The plan that ``block_size`` stands for: an int, or a plan as it is."""
+    """The plan that ``block_size`` stands for: an int, a plan as it is, or a profile's file; "auto" is not for here."""
     if isinstance(block_size, BlockPlan):
         return block_size
+    if isinstance(block_size, (str, os.PathLike)):
+        return Profile.load(block_size).plan(split=split, rank=rank)
     if isinstance(block_size, bool) or not isinstance(block_size, int):
         raise TypeError(
-            f"block_size must be an int of at least 1 or a thor.BlockPlan, "
+            f"block_size must be an int of at least 1, 'auto', the path of a profile or a thor.BlockPlan, "
             f"but got {block_size!r} of type {type(block_size).__name__}"
         )
     return BlockPlan(block_size=block_size, split=split, rank=rank)
@@ -99,13 +105,15 @@ def read_options(
     gather = None
     if factor_interval is not None:
         gather = HostSchedule("factor_interval", factor_interval, low=1, above=False, integer=True)
+    auto = isinstance(block_size, str) and block_size == "auto"
     return Options(
         damping=HostSchedule("damping", damping),
         interval=HostSchedule("interval", interval, low=1, above=False, integer=True),
         factor_interval=gather,
         factor_decay=number("factor_decay", factor_decay, 0.0, 1.0, open_high=True),
         refresh=refresh,
-        plan=block_plan(block_size, split, rank),
+        plan=block_plan(DEFAULT_BLOCK_SIZE if auto else block_size, split, rank),
+        auto=auto,
         clip=None if clip is None else float(clip),
         weight_decay=number("weight_decay", weight_decay, 0.0),
         weight_decay_mode=weight_decay_mode,

@@ -46,12 +46,15 @@ def multiply_right(x, inverse):
     return y.reshape(copies, count, rows, size).transpose(0, 2, 1, 3).reshape(copies, rows, count * size)
 
 
-def to_matrix(weight, bias, copies, rows, columns):
+def to_matrix(weight, bias, copies, rows, columns, positions=1):
     """A layer's gradients as [c, O', I'], zeros below and to the right up to ``rows`` x ``columns``.
 
     ``bias`` is None where the layer has no captured bias. One concatenation adds the bias's column and the zeros.
+    With ``positions`` > 1, kernel positions come before channels, as in that layer's A.
     """
     matrix = weight.reshape(copies, weight.shape[0] // copies, -1)
+    if positions > 1:
+        matrix = weight.reshape(weight.shape[0], -1, positions).transpose(0, 2, 1).reshape(matrix.shape)
     outputs, missing = matrix.shape[1], columns - matrix.shape[2]
     parts = (matrix,)
     if bias is not None:
@@ -66,7 +69,7 @@ def to_matrix(weight, bias, copies, rows, columns):
     return matrix
 
 
-def from_matrix(matrix, weight, bias, copies):
+def from_matrix(matrix, weight, bias, copies, positions=1):
     """The directions of weight and bias out of a padded [c, O', I'], shaped and typed as their gradients.
 
     By ``ops.split``: a slice of a [1000, 785] matrix takes MindSpore's CPU 28 ms where splitting takes 0.9.
@@ -84,7 +87,10 @@ def from_matrix(matrix, weight, bias, copies):
     parts = (matrix,)
     if len(sizes) > 1:
         parts = ops.split(matrix, sizes, 2)
-    weights = parts[0].reshape(weight.shape).astype(weight.dtype)
+    weights = parts[0]
+    if positions > 1:
+        weights = weights.reshape(weight.shape[0], positions, -1).transpose(0, 2, 1)
+    weights = weights.reshape(weight.shape).astype(weight.dtype)
     if bias is None:
         return (weights,)
     return weights, parts[1].reshape(bias.shape).astype(bias.dtype)

@@ -33,6 +33,7 @@ def describe_plan(plan: BlockPlan, layers: list[Layer]) -> str:
             "block_size": plan.block_size,
             "split": plan.split,
             "rank": plan.rank,
+            "order": plan.order,
             "exceptions": len(plan.layers),
             "layers": len(layers),
             "first": layers[0].name[:20],

@@ -57,25 +57,31 @@ class TrainStep(nn.Cell):
         self.network, self.optimizer = net, optimizer
         object.__setattr__(self, "loss_fn", loss_fn)
         self._jit = bool(jit)
-        self._update = Update(
-            optimizer.inner, optimizer._captured, optimizer.options.clip,
-            optimizer.options.weight_decay if optimizer.options.weight_decay_mode == "decoupled" else 0.0,
-        )  # fmt: skip
         self._weights = optimizer.inner.parameters
+        self.compilations = 0  # curvature graphs built so far
+        self._bind()
+        self.set_train()
+
+    def _bind(self) -> None:
+        """Take up the optimizer's layers and state as they are now."""
+        optimizer, options = self.optimizer, self.optimizer.options
+        decay = options.weight_decay if options.weight_decay_mode == "decoupled" else 0.0
+        self._update = Update(optimizer.inner, optimizer._captured, options.clip, decay)
         self._in_graph = optimizer.active_layers
         self._compiled: dict[str, Callable[..., Any]] = {}
-        self._state = [*net.get_parameters(), *optimizer.get_parameters()]
+        self._state = [*self.network.get_parameters(), *optimizer.get_parameters()]
         self._storage: list[int] = []
-        self.compilations = 0  # curvature graphs built so far
-        if accumulate > 1:
+        if self.accumulate > 1:
             self._make_accumulators()
-        self.set_train()
 
     # -- the step ------------------------------------------------------------------------------------------------
 
     def __call__(self, *inputs: Any) -> Tensor:
         """One step, or one micro-batch of it; answers with the unscaled loss."""
         optimizer = self.optimizer
+        if optimizer.options.auto:
+            optimizer.profile_blocks(self.loss_fn, inputs)
+            self._bind()
         self._notice_loading()
         self._open_ports(False)
         if optimizer.refreshes_now or not self._compiled:

@@ -68,6 +68,7 @@ class Update(nn.Cell):
         self.weight_at = tuple(position[id(layer.weight)] for layer in layers)
         self.bias_at = tuple(-1 if layer.bias is None else position[id(layer.bias)] for layer in layers)
         self.copies = tuple(layer.copies for layer in layers)
+        self.positions = tuple(layer.positions for layer in layers)
         self.count, self.size = len(layers), len(inner.parameters)
         captured = dict.fromkeys(self.weight_at) | dict.fromkeys(b for b in self.bias_at if b >= 0)
         self.captured = tuple(captured)
@@ -120,11 +121,11 @@ class Update(nn.Cell):
             rows = g_inverse.shape[1] * g_inverse.shape[2]
             columns = a_inverse.shape[1] * a_inverse.shape[2]
             matrix = precondition(
-                to_matrix(weight, bias, self.copies[i], rows, columns).astype(ms.float32),
+                to_matrix(weight, bias, self.copies[i], rows, columns, self.positions[i]).astype(ms.float32),
                 self.caches[j], self.caches[j + 1], self.caches[j + 2],
                 self.caches[j + 3], self.caches[j + 4], self.caches[j + 5],
             )  # fmt: skip
-            made += from_matrix(matrix, weight, bias, self.copies[i])
+            made += from_matrix(matrix, weight, bias, self.copies[i], self.positions[i])
         return made
 
     def _limited(self, directions, products):

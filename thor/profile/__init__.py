@@ -1,0 +1,1 @@
+"""The block-size profiler: the split chosen by spectral loss and measured time."""

@@ -1,0 +1,116 @@
+"""``THOR(block_size="auto")`` and ``THOR(block_size="profile.json")``: a plan from a profile, cached for the next run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import mindspore as ms
+from mindspore import Tensor, nn
+
+from thor.capture import Target
+from thor.profile.profiler import Task, environment, measure
+from thor.profile.records import Profile, ProfileError
+
+logger = logging.getLogger("thor")
+
+CACHE_VARIABLE = "THOR_CACHE_DIR"
+
+
+def cache_folder() -> Path:
+    """Where profiles of ``"auto"`` are kept: $THOR_CACHE_DIR, or thor/ in the user's cache folder."""
+    own = os.environ.get(CACHE_VARIABLE)
+    if own:
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "thor"
+
+
+def cache_file(targets: Sequence[Target], method: str) -> Path:
+    """One file per device, MindSpore version, inverse and layer shapes: what the measured numbers depend on."""
+    where = {key: value for key, value in environment(method).items() if key in ("device", "inverse", "mindspore", "machine")}
+    layers = [(t.kind, t.copies, t.a_dim, t.g_dim) for t in targets]
+    digest = hashlib.sha256(json.dumps([where, layers], sort_keys=True).encode()).hexdigest()[:16]
+    return cache_folder() / f"profile-{where['device'].lower()}-{digest}.json"
+
+
+def cached(path: Path) -> Profile | None:
+    """The profile of an earlier run; a file that cannot be used is measured anew."""
+    if not path.exists():
+        return None
+    try:
+        return Profile.load(path)
+    except ProfileError as error:
+        logger.warning("%s; it is measured again", error)
+        return None
+
+
+def profile_for_training(
+    net: nn.Cell, loss_fn: Callable[..., Any] | None, inputs: tuple[Tensor, ...], path: Path, skip: Sequence[str],
+    inverse: str,
+) -> Profile:  # fmt: skip
+    """Profile an unattached network on one batch, with a line of progress, and keep the result."""
+    task = Task(
+        net=net, loss_fn=loss_fn, batches=lambda: iter([inputs]), skip=skip, inverse=inverse, details=False,
+        memory=available_memory() // 2, describe={"network": type(net).__name__, "batches": 1, "source": "training"},
+    )  # fmt: skip
+    progress = _Line()
+    profile = measure(task, progress=progress)
+    progress.close()
+    try:
+        profile.save(path)
+        logger.info("profile kept in %s", path)
+    except OSError as error:
+        logger.warning("the profile cannot be kept in %s (%s): the next run measures again", path, error)
+    return profile
+
+
+def available_memory() -> int:
+    """Bytes of memory that are free for use; 8 GiB where the system does not say."""
+    try:
+        text = Path("/proc/meminfo").read_text(encoding="ascii")
+        return int(text.split("MemAvailable:")[1].split()[0]) * 1024
+    except (OSError, IndexError, ValueError):
+        return 8 * 2**30
+
+
+def describe_choice(profile: Profile) -> str:
+    """One line for the log."""
+    crossing = profile.crossing()
+    where = "no crossing" if crossing.dim is None else f"crossing at {crossing.dim:.0f}"
+    return f"block size {crossing.chosen} ({where}; {profile.environment['device']}, MindSpore {ms.__version__})"
+
+
+class _Line:
+    """One line on standard error that is rewritten as work goes on; nothing where that is no terminal but the stages."""
+
+    def __init__(self) -> None:
+        self.start = time.monotonic()
+        self.total, self.done, self.name = 1.0, 0.0, ""
+        self.live = sys.stderr.isatty()
+
+    def stage(self, name: str, total: float) -> None:
+        self.name, self.total, self.done = name, max(total, 1e-9), 0.0
+        self._show(end="" if self.live else "\n")
+
+    def advance(self, amount: float) -> None:
+        self.done += amount
+        if self.live:
+            self._show(end="")
+
+    def _show(self, end: str) -> None:
+        share = min(1.0, self.done / self.total)
+        head = "\r" if self.live else ""
+        text = f"thor: choosing the block size, {self.name} {share:4.0%}, {time.monotonic() - self.start:.0f} s"
+        print(f"{head}{text:100}" if self.live else text, end=end, file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        if self.live:
+            print(file=sys.stderr)
+

@@ -1,0 +1,126 @@
+"""THOR's choice of the block size from two curves (pure).
+
+    kept(n)         share of the factors whose spectral loss at block size n is below a threshold; rises with n
+    performance(n)  p_1 / p_n, p_n the measured time to invert one block of size n; falls with n
+
+The curves are interpolated linearly between candidates; where they cross, each gains what the other loses. The nearest
+candidate is the choice. ResNet-50 on an Ascend 910 crosses at (106, 0.21) and takes 128 (THOR, AAAI 2021).
+
+What the paper leaves open, settled here:
+
+    several crossings             the first, from the left: the smallest blocks at which the curves balance
+    equal over a stretch          the stretch's left end
+    kept above everywhere         the smallest candidate: blocks lose nothing, and it is the fastest
+    kept below everywhere         the largest candidate: nothing smaller keeps enough
+    two candidates equally near   the larger, which loses less
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from thor.blocks import check_int
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """Where the curves meet. ``dim`` is None where they do not."""
+
+    dim: float | None
+    share: float | None
+    chosen: int
+    reason: str
+
+
+def default_candidates(largest: int) -> list[int]:
+    """1, 16, 32, ... up to the smallest power of two that holds ``largest``, the widest layer's dimension."""
+    check_int("largest", largest, 1)
+    candidates = [1]
+    size = 16
+    while candidates[-1] < largest:
+        candidates.append(size)
+        size *= 2
+    return candidates
+
+
+def check_candidates(values: Sequence[object]) -> list[int]:
+    """Candidate block sizes, sorted, each once; or an error that names the bad one."""
+    if not values:
+        raise ValueError("dims must hold at least two block sizes, but it is empty")
+    sizes = sorted({check_int("each of dims", value, 1) for value in values})
+    if len(sizes) < 2:
+        raise ValueError(f"dims must hold at least two block sizes, but got {sizes}")
+    return sizes
+
+
+def kept_shares(losses: Sequence[Sequence[float]], threshold: float) -> list[float]:
+    """Per candidate the share of factors with a loss below the threshold; ``losses`` holds a row for each factor."""
+    if not losses:
+        raise ValueError("there are no factors")
+    return [sum(loss < threshold for loss in column) / len(losses) for column in zip(*losses, strict=True)]
+
+
+def performances(seconds: Sequence[float]) -> list[float]:
+    """p_1 / p_n, p_1 the time at the smallest candidate."""
+    if any(not value > 0 for value in seconds):
+        raise ValueError(f"times must be positive, but got {list(seconds)}")
+    return [seconds[0] / value for value in seconds]
+
+
+def choose(dims: Sequence[int], kept: Sequence[float], performance: Sequence[float]) -> Crossing:
+    """The crossing of the two curves over ``dims`` (ascending), and the candidate nearest to it."""
+    if not len(dims) == len(kept) == len(performance) or len(dims) < 2:
+        raise ValueError(
+            f"dims, kept and performance must have one length of at least 2, "
+            f"but have {len(dims)}, {len(kept)} and {len(performance)}"
+        )
+    if any(a >= b for a, b in zip(dims, dims[1:], strict=False)):
+        raise ValueError(f"dims must ascend, but are {list(dims)}")
+    above = [k - p for k, p in zip(kept, performance, strict=True)]
+    if min(above) > 0:
+        return Crossing(None, None, dims[0], "kept exceeds performance everywhere: the smallest loses too little")
+    if max(above) < 0:
+        return Crossing(None, None, dims[-1], "performance exceeds kept everywhere: only the largest keeps enough")
+    for i, value in enumerate(above):
+        if value == 0:
+            return _nearest(dims, float(dims[i]), kept[i])
+        if above[i + 1] * value < 0:
+            break
+    part = above[i] / (above[i] - above[i + 1])
+    where = dims[i] + part * (dims[i + 1] - dims[i])
+    return _nearest(dims, where, kept[i] + part * (kept[i + 1] - kept[i]))
+
+
+def _nearest(dims: Sequence[int], where: float, share: float) -> Crossing:
+    chosen = min(reversed(dims), key=lambda dim: abs(dim - where))
+    return Crossing(where, share, chosen, "the candidate nearest to the crossing")
+
+
+def read_curves(path: str | Path) -> tuple[list[int], list[float], list[float]]:
+    """(dims, kept, performance) from a CSV file with the columns dim, kept and time (or performance)."""
+    path = Path(path)
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"{path}: cannot be read: {error}") from error
+    columns = set(rows[0]) if rows else set()
+    timed = "time" in columns
+    if not {"dim", "kept"} <= columns or not (timed or "performance" in columns):
+        raise ValueError(f"{path}: needs a header with the columns dim, kept and time (or performance)")
+    points: list[tuple[int, float, float]] = []
+    for number, row in enumerate(rows, 2):
+        try:
+            points.append((int(row["dim"]), float(row["kept"]), float(row["time" if timed else "performance"])))
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{path}, line {number}: needs an integer and two numbers: {error}") from error
+    points.sort()
+    dims, kept, last = (list(column) for column in zip(*points, strict=True))
+    for dim in dims:
+        check_int(f"{path}: dim", dim, 1)
+    if any(not 0 <= value <= 1 for value in kept):
+        raise ValueError(f"{path}: kept is a share and must lie between 0 and 1, but got {kept}")
+    return dims, kept, performances(last) if timed else last

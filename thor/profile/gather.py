@@ -1,0 +1,182 @@
+"""Whole factors, means and gradients of a network's layers, from real forward and backward passes.
+
+The taps of thor/capture.py, with one block that covers each factor. Layers go in groups that fit a memory limit; each
+group is compiled once and sees every batch, and its sums leave for the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter, Tensor, nn, ops
+
+from thor import capture, device
+from thor.blocks import Cut
+from thor.profile.timing import FactorShape
+
+#: Of the memory limit, what the factors of one group may take: each lives as slot, gradient, sum and host copy.
+_COPIES_ALIVE = 4
+
+
+@dataclass
+class LayerStatistics:
+    """One layer's whole factors [c, d, d], scaled means [c, d], and gradient [c, O, I (+1)], averaged over batches."""
+
+    name: str
+    kind: str
+    positions: int  # kernel positions of a convolution, 1 for dense
+    a: np.ndarray
+    g: np.ndarray
+    mean_a: np.ndarray
+    mean_g: np.ndarray
+    gradient: np.ndarray
+
+    @property
+    def shapes(self) -> tuple[FactorShape, FactorShape]:
+        """Of A and of G."""
+        return (
+            FactorShape(self.name, "a", self.a.shape[1], self.a.shape[0]),
+            FactorShape(self.name, "g", self.g.shape[1], self.g.shape[0]),
+        )
+
+
+def shapes_of(targets: Sequence[capture.Target]) -> list[FactorShape]:
+    """The two factors of every layer, without gathering them."""
+    return [
+        FactorShape(target.name, side, dim, target.copies)
+        for target in targets
+        for side, dim in (("a", target.a_dim), ("g", target.g_dim))
+    ]
+
+
+def bytes_of(target: capture.Target) -> int:
+    """What a layer's two whole factors take."""
+    return 4 * target.copies * (target.a_dim**2 + target.g_dim**2)
+
+
+def groups_within(targets: Sequence[capture.Target], limit: int) -> list[list[capture.Target]]:
+    """Layers in order, cut into groups whose gathering stays within ``limit`` bytes."""
+    groups: list[list[capture.Target]] = []
+    room = 0
+    for target in targets:
+        need = _COPIES_ALIVE * bytes_of(target)
+        if need > limit:
+            raise MemoryError(
+                f"layer {target.name} alone needs {need / 2**30:.1f} GiB to be profiled (factors of {target.a_dim} and "
+                f"{target.g_dim}), but the limit is {limit / 2**30:.1f} GiB: raise the limit or skip the layer"
+            )
+        if not groups or need > room:
+            groups.append([])
+            room = limit
+        groups[-1].append(target)
+        room -= need
+    return groups
+
+
+class _Slots:
+    """Ports of one layer and the Parameters whose gradients are its statistics."""
+
+    def __init__(self, target: capture.Target):
+        self.target = target
+        self.parameters: list[Parameter] = []
+        cuts = [Cut(dim, dim, 1, "block+mean", 1) for dim in (target.a_dim, target.g_dim)]
+        sides = []
+        for side, cut in zip("ag", cuts, strict=True):
+            shapes = ((target.copies, 1, cut.dim, cut.dim), (target.copies, cut.dim, 1), (1,))
+            own = [
+                Parameter(Tensor(np.zeros(shape, np.float32)), name=f"thor.profile.{target.name}.{side}{index}")
+                for index, shape in enumerate(shapes)
+            ]
+            sides.append(own)
+            self.parameters += own
+        for port in capture.attach(target, *cuts, *sides):
+            port.active = True
+
+    def statistics(self, values: list[np.ndarray], weight: np.ndarray, bias: np.ndarray | None) -> LayerStatistics:
+        """From averaged port gradients and weight gradients."""
+        a, mean_a, uses_a, g, mean_g, uses_g = values
+        copies = self.target.copies
+        gradient = weight.reshape(copies, weight.shape[0] // copies, -1)
+        if bias is not None:
+            gradient = np.concatenate([gradient, bias.reshape(copies, -1, 1)], 2)
+        shape = self.target.weight.shape
+        return LayerStatistics(
+            self.target.name, self.target.kind, shape[2] * shape[3] if self.target.kind == "conv" else 1,
+            a[:, 0], g[:, 0], mean_a[:, :, 0] / np.sqrt(max(1.0, uses_a[0])),
+            mean_g[:, :, 0] / np.sqrt(max(1.0, uses_g[0])), gradient,
+        )  # fmt: skip
+
+
+def gather(
+    net: nn.Cell, loss_fn: Callable[..., Any] | None, batches: Callable[[], Iterator[tuple[Tensor, ...]]],
+    targets: Sequence[capture.Target], on_batch: Callable[[], None] = lambda: None,
+) -> list[LayerStatistics]:  # fmt: skip
+    """Statistics of ``targets``, averaged over ``batches()``. The network is left as it was, but for its buffers."""
+    device.fast_convolutions(net)
+    slots = [_Slots(target) for target in targets]
+    try:
+        weights = [target.weight for target in targets] + [t.bias for t in targets if t.bias is not None]
+        variables = [*(p for slot in slots for p in slot.parameters), *weights]
+        differentiate = ms.value_and_grad(_forward(net, loss_fn), None, variables)
+
+        @ms.jit
+        def step(*inputs):
+            loss, gradients = differentiate(*inputs)
+            return (loss,) + gradients
+
+        sums: list[np.ndarray] = []
+        count = 0
+        for inputs in batches():
+            loss, *fresh = step(*inputs)
+            if not np.isfinite(loss.asnumpy()):
+                raise FloatingPointError(f"the loss of batch {count} is {loss.asnumpy()}: nothing can be profiled")
+            if not sums:
+                sums = [value.asnumpy().copy() for value in fresh]
+            else:
+                for total, value in zip(sums, fresh, strict=True):
+                    total += value.asnumpy()
+            count += 1
+            on_batch()
+    finally:
+        capture.detach(net)
+    if not count:
+        raise ValueError("there was no batch to profile with")
+    for total in sums:
+        total /= count
+    ports = 6 * len(slots)
+    gradients = {id(weight): total for weight, total in zip(weights, sums[ports:], strict=True)}
+    return [
+        slot.statistics(
+            sums[6 * i : 6 * i + 6], gradients[id(slot.target.weight)],
+            None if slot.target.bias is None else gradients[id(slot.target.bias)],
+        )
+        for i, slot in enumerate(slots)
+    ]  # fmt: skip
+
+
+def _forward(net: nn.Cell, loss_fn: Callable[..., Any] | None) -> Callable[..., Any]:
+    def with_loss(*inputs):
+        return loss_fn(net(*inputs[:-1]), inputs[-1])
+
+    def without_loss(*inputs):
+        return net(*inputs)
+
+    return without_loss if loss_fn is None else with_loss
+
+
+def synthetic_batches(
+    shape: tuple[int, ...], classes: int, count: int, seed: int = 0
+) -> Callable[[], Iterator[tuple[Tensor, ...]]]:
+    """Standard normal inputs and uniform labels: the layers' sizes are right, their statistics are not your data's."""
+
+    def batches() -> Iterator[tuple[Tensor, ...]]:
+        rng = np.random.default_rng(seed)
+        for _ in range(count):
+            labels = rng.integers(0, classes, shape[0]).astype(np.int32)
+            yield Tensor(rng.standard_normal(shape, np.float32)), Tensor(labels)
+
+    return batches

@@ -1,0 +1,286 @@
+"""Measure a network on a device: times of inverses, losses of splits, one layer after the other.
+
+Everything that is measured goes into the :class:`Profile` at once, so that an interrupt loses at most one layer and the
+same call with that profile goes on from there.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import mindspore as ms
+import numpy as np
+import scipy
+from mindspore import Tensor, nn, ops
+
+from thor import capture, device
+from thor.blocks import BlockPlan, Cut, even_cut
+from thor.profile import gather, spectral, timing
+from thor.profile.choice import check_candidates, default_candidates
+from thor.profile.records import FactorMeasure, LayerMeasure, Profile, RefreshMeasure
+from thor.refresh import pi_split
+
+SPLITS_MEASURED = ("block", "block+mean", "block+rank")
+
+
+class Progress(Protocol):
+    """What the profiler tells of its work; the command line draws bars from it."""
+
+    def stage(self, name: str, total: float) -> None:
+        """A new stage with ``total`` units of work."""
+
+    def advance(self, amount: float) -> None:
+        """So much of the stage is done."""
+
+
+class Silent:
+    """No progress shown."""
+
+    def stage(self, name: str, total: float) -> None: ...
+
+    def advance(self, amount: float) -> None: ...
+
+
+@dataclass(kw_only=True)
+class Task:
+    """What to measure.
+
+    Args:
+        net, loss_fn: as for :class:`thor.TrainStep`.
+        batches: makes an iterator over the batches to average over, each time anew.
+        dims: candidate block sizes; None for 1, 16, 32, ... up to the widest layer's dimension.
+        threshold: the spectral loss below which a factor counts as kept.
+        rank: of "block+rank".
+        damping: with which the cosine is measured, split between A and G as in training.
+        skip: regular expressions on layer names.
+        memory: bytes that the profiler may hold at once.
+        inverse: "lapack", "cholesky" or "newton-schulz"; None for what suits the device.
+        describe: what the profile's file says of the network and the data.
+        details: False measures only what the paper's choice needs.
+    """
+
+    net: nn.Cell
+    loss_fn: Callable[..., Any] | None
+    batches: Callable[[], Iterator[tuple[Tensor, ...]]]
+    dims: Sequence[int] | None = None
+    threshold: float = 0.01
+    rank: int = 16
+    damping: float = 0.03
+    skip: Iterable[str] = ()
+    memory: int = 8 * 2**30
+    inverse: str | None = None
+    describe: dict[str, Any] = field(default_factory=dict)
+    details: bool = True
+
+
+def environment(method: str) -> dict[str, Any]:
+    """Where numbers were measured."""
+    return {
+        "device": device.current(),
+        "inverse": method,
+        "mindspore": ms.__version__,
+        "numpy": np.__version__,
+        "scipy": scipy.__version__,
+        "python": platform.python_version(),
+        "machine": _processor(),
+        "cores": os.cpu_count(),
+    }
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="ignore") as file:
+            names = [line.split(":", 1)[1].strip() for line in file if line.startswith("model name")]
+    except OSError:
+        names = []
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def widest(targets: Sequence[capture.Target]) -> int:
+    """The widest layer's dimension, in channels or features (ResNet-50: 2048), from which candidates are made."""
+    shapes = [target.weight.shape for target in targets]
+    return max(max(shape[0], shape[1]) for shape in shapes)
+
+
+def measure(
+    task: Task, *, resume: Profile | None = None, progress: Progress | None = None,
+    save: Callable[[Profile], None] = lambda profile: None,
+) -> Profile:  # fmt: skip
+    """Measure ``task``, going on from ``resume``; ``save`` is called whenever something new was measured."""
+    progress = progress or Silent()
+    targets, left_out = capture.find(task.net, task.skip)
+    if not targets:
+        why = "; ".join(f"{x.name} ({x.type}): {x.reason}" for x in left_out[:5]) or "it has no weights"
+        raise ValueError(f"no layer to profile in {type(task.net).__name__} ({why})")
+    dims = default_candidates(widest(targets)) if task.dims is None else check_candidates(task.dims)
+    if not 0 < task.threshold < 1:
+        raise ValueError(f"threshold must lie between 0 and 1, but got {task.threshold}")
+    method = device.inverse_method(task.inverse)
+    settings = task.describe | {"rank": task.rank, "damping": task.damping, "skip": list(task.skip),
+                                "details": task.details, "layers": [t.name for t in targets]}  # fmt: skip
+    profile = _continued(resume, settings, dims) or Profile(settings, environment(method), dims)
+    profile.threshold = task.threshold
+    groups = gather.groups_within([t for t in targets if t.name not in {m.name for m in profile.layers}], task.memory)
+    _time_calls(profile, method, progress, save)
+    _time_refreshes(profile, gather.shapes_of(targets), method, task, progress, save)
+    _measure_layers(profile, task, groups, progress, save)
+    order = {target.name: index for index, target in enumerate(targets)}
+    profile.layers.sort(key=lambda layer: order[layer.name])
+    profile.complete = True
+    save(profile)
+    return profile
+
+
+def _continued(resume: Profile | None, settings: dict[str, Any], dims: list[int]) -> Profile | None:
+    """The interrupted profile, if it measures the same thing; an error names what differs."""
+    if resume is None:
+        return None
+    wanted = settings | {"dims": dims}
+    found = resume.settings | {"dims": resume.dims}
+    different = [key for key in wanted if found.get(key) != wanted[key]]
+    if different:
+        key = different[0]
+        raise ValueError(f"the interrupted profile has {key} = {found.get(key)!r}, not {wanted[key]!r}: "
+                         f"give the same options, or start afresh")  # fmt: skip
+    resume.complete = False
+    return resume
+
+
+def _time_calls(profile: Profile, method: str, progress: Progress, save: Callable[[Profile], None]) -> None:
+    progress.stage("timing single inverses", len(profile.dims))
+    for dim in profile.dims:
+        if dim not in profile.calls:
+            profile.calls[dim] = timing.time_call(dim, method)
+        if dim not in profile.blocks:
+            count = int(np.clip(2**22 // dim**2, 1, 256))  # about 16 MiB of blocks
+            batch = timing.time_call(dim, method, count)
+            profile.blocks[dim] = timing.Timing(
+                batch.median / count, batch.low / count, batch.high / count, batch.repeats
+            )
+            save(profile)
+        progress.advance(1)
+
+
+def _time_refreshes(
+    profile: Profile, shapes: Sequence[timing.FactorShape], method: str, task: Task, progress: Progress,
+    save: Callable[[Profile], None],
+) -> None:  # fmt: skip
+    """The real refresh of the whole network at each candidate, where the memory limit allows it."""
+    sizes = [timing.state_bytes(shapes, BlockPlan(block_size=dim, split="block")) for dim in profile.dims]
+    progress.stage("timing the network's refresh", sum(sizes))
+    for dim, size in zip(profile.dims, sizes, strict=True):
+        if dim not in profile.refreshes:
+            modelled = 3 * size > task.memory or not task.details  # blocks, inverses, and the stack that is inverted
+            measured = _modelled_refresh(profile, shapes, dim) if modelled else _timed_refresh(shapes, dim, method)
+            profile.refreshes[dim] = RefreshMeasure(measured, size)
+            save(profile)
+        progress.advance(size)
+
+
+def _timed_refresh(shapes: Sequence[timing.FactorShape], dim: int, method: str) -> timing.Timing:
+    return timing.repeat(timing.Refresh(shapes, BlockPlan(block_size=dim, split="block"), method), 0.5, 3)
+
+
+def _modelled_refresh(profile: Profile, shapes: Sequence[timing.FactorShape], dim: int) -> timing.Timing:
+    """Blocks times seconds a block: what is reported (with no repeats) where the real refresh is too large to hold."""
+    total = 0.0
+    for shape in shapes:
+        size, count = even_cut(shape.dim, dim)
+        nearest = min(profile.dims, key=lambda candidate: abs(candidate - size))
+        total += shape.copies * count * profile.blocks[nearest].median * (size / nearest) ** 3
+    return timing.Timing(total, total, total, 0)
+
+
+def _measure_layers(
+    profile: Profile, task: Task, groups: list[list[capture.Target]], progress: Progress,
+    save: Callable[[Profile], None],
+) -> None:  # fmt: skip
+    batches = task.describe.get("batches", 1)
+    buffers = [(p, p.value().asnumpy().copy()) for p in task.net.untrainable_params()]
+    training = bool(task.net.training)
+    task.net.set_train(True)
+    try:
+        for number, group in enumerate(groups, 1):
+            progress.stage(f"passes for layers, group {number} of {len(groups)}", batches)
+            found = gather.gather(task.net, task.loss_fn, task.batches, group, lambda: progress.advance(1))
+            work = [float(gather.bytes_of(target)) for target in group]
+            progress.stage(f"losses, group {number} of {len(groups)}", sum(work))
+            for amount in work:
+                profile.layers.append(_measure_layer(found.pop(0), profile.dims, task))
+                save(profile)
+                progress.advance(amount)
+    finally:
+        task.net.set_train(training)
+        for parameter, value in buffers:  # moving averages of normalisation layers
+            ops.assign(parameter, Tensor(value))
+
+
+def _measure_layer(layer: gather.LayerStatistics, dims: Sequence[int], task: Task) -> LayerMeasure:
+    shape_a, shape_g = layer.shapes
+    norms = spectral.factor_norm(layer.a), spectral.factor_norm(layer.g)
+    a = _measure_factor(shape_a, layer.kind, layer.a, layer.mean_a, norms[0], layer.positions, dims, task)
+    g = _measure_factor(shape_g, layer.kind, layer.g, layer.mean_g, norms[1], 1, dims, task)
+    cosine = _cosines(layer, dims, task) if task.details else {}
+    return LayerMeasure(layer.name, a, g, cosine)
+
+
+def _cuts(dim: int, dims: Sequence[int], split: str, rank: int) -> list[Cut]:
+    return [BlockPlan(block_size=size, split=split, rank=rank).cut(dim) for size in dims]
+
+
+def _measure_factor(
+    shape: timing.FactorShape, kind: str, factor: np.ndarray, mean: np.ndarray, norm: float, positions: int,
+    dims: Sequence[int], task: Task,
+) -> FactorMeasure:  # fmt: skip
+    plain = _cuts(shape.dim, dims, "block", task.rank)
+    loss = {"channel": [spectral.spectral_loss(factor, cut, norm) for cut in plain]}
+    error: dict[str, list[float]] = {}
+    if task.details:
+        if positions > 1:
+            order = spectral.position_major(shape.dim, positions)
+            moved = np.ascontiguousarray(factor[:, order[:, None], order[None, :]])
+            loss["position"] = [spectral.spectral_loss(moved, cut, norm) for cut in plain]
+        for split in SPLITS_MEASURED:
+            cuts = _cuts(shape.dim, dims, split, task.rank)
+            error[split] = [
+                0.0 if cut.count == 1 else spectral.Split(factor, cut, mean).error(norm) for cut in cuts
+            ]  # fmt: skip
+    return FactorMeasure(shape.layer, shape.side, kind, shape.dim, shape.copies, norm, loss, error)
+
+
+def _cosines(layer: gather.LayerStatistics, dims: Sequence[int], task: Task) -> dict[str, list[float]]:
+    """cos(G_hat^-1 dW A_hat^-1, G^-1 dW A^-1) at each split and candidate, with training's pi damping."""
+    traces = [np.trace(f, axis1=1, axis2=2) for f in (layer.a, layer.g)]
+    dampings = np.array(
+        [
+            pi_split(task.damping, float(a), float(g), layer.a.shape[1], layer.g.shape[1])
+            for a, g in zip(*traces, strict=True)
+        ]
+    ).T
+    gradient = layer.gradient.astype(np.float32)
+
+    def direction(cut_a: Cut, cut_g: Cut) -> np.ndarray:
+        left = spectral.Split(layer.g, cut_g, layer.mean_g).solve(dampings[1], gradient)
+        right = spectral.Split(layer.a, cut_a, layer.mean_a).solve(dampings[0], left.transpose(0, 2, 1))
+        return right.reshape(-1)
+
+    whole_a, whole_g = (Cut(f.shape[1], f.shape[1], 1) for f in (layer.a, layer.g))
+    reference = direction(whole_a, whole_g)
+    cosines: dict[str, list[float]] = {}
+    for split in SPLITS_MEASURED:
+        values = []
+        for cut_a, cut_g in zip(
+            _cuts(layer.a.shape[1], dims, split, task.rank), _cuts(layer.g.shape[1], dims, split, task.rank), strict=True
+        ):
+            if cut_a.count == 1 and cut_g.count == 1:
+                values.append(1.0)
+                continue
+            found = direction(cut_a, cut_g)
+            product = float(np.linalg.norm(found)) * float(np.linalg.norm(reference))
+            values.append(float(found @ reference) / product if product > 0 else 1.0)
+        cosines[split] = values
+    return cosines

@@ -1,0 +1,215 @@
+"""A profile: every number that was measured, in one versioned JSON file, and what follows from them.
+
+Only raw numbers are read back; the curves, their crossing and the choice are computed from them, so that a threshold
+can be changed without measuring again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from thor.blocks import ORDERS, SPLITS, BlockPlan
+from thor.profile.choice import Crossing, choose, kept_shares, performances
+from thor.profile.timing import FactorShape, Timing, floor_reaches
+
+FORMAT, VERSION = "thor-profile", 1
+
+
+class ProfileError(ValueError):
+    """A profile file that cannot be used, and why."""
+
+
+@dataclass
+class FactorMeasure:
+    """One factor: its norm, and per candidate the paper's loss in both orders and each split's whole error."""
+
+    layer: str
+    side: str
+    kind: str
+    dim: int
+    copies: int
+    norm: float
+    loss: dict[str, list[float]]  # by order; "position" only for convolutions with several kernel positions
+    error: dict[str, list[float]]  # by split
+
+    @property
+    def shape(self) -> FactorShape:
+        """What cutting needs."""
+        return FactorShape(self.layer, self.side, self.dim, self.copies)
+
+    def loss_in(self, order: str) -> list[float]:
+        """The paper's loss in an order; a factor without kernel positions has one order only."""
+        return self.loss.get(order, self.loss["channel"])
+
+
+@dataclass
+class LayerMeasure:
+    """One layer: its two factors, and per split and candidate the cosine to the unsplit preconditioned gradient."""
+
+    name: str
+    a: FactorMeasure
+    g: FactorMeasure
+    cosine: dict[str, list[float]]
+
+
+@dataclass
+class RefreshMeasure:
+    """The whole network's refresh at one candidate: seconds, and bytes of curvature state."""
+
+    timing: Timing
+    bytes: int
+
+
+@dataclass
+class Profile:
+    """Measurements of one network on one device.
+
+    Lists over candidates follow ``dims``. While a profile is being measured, layers, calls, blocks and refreshes fill up
+    one by one; ``complete`` tells whether all are there.
+    """
+
+    settings: dict[str, Any]  # what was asked: network, input, batches, seed, damping, rank, skip ...
+    environment: dict[str, Any]  # where it ran: device, inverse method, versions, machine
+    dims: list[int]
+    threshold: float = 0.01
+    calls: dict[int, Timing] = field(default_factory=dict)  # one block of size dim: the paper's p_n
+    blocks: dict[int, Timing] = field(default_factory=dict)  # a batch, divided by its blocks
+    refreshes: dict[int, RefreshMeasure] = field(default_factory=dict)
+    layers: list[LayerMeasure] = field(default_factory=list)
+    complete: bool = False
+
+    # -- what follows from the numbers ---------------------------------------------------------------------------
+
+    @property
+    def factors(self) -> list[FactorMeasure]:
+        """A and G of every layer."""
+        return [factor for layer in self.layers for factor in (layer.a, layer.g)]
+
+    def kept(self, order: str = "channel") -> list[float]:
+        """Share of the factors whose loss is below the threshold, per candidate."""
+        return kept_shares([factor.loss_in(order) for factor in self.factors], self.threshold)
+
+    def performance(self) -> list[float]:
+        """p_1 / p_n per candidate."""
+        return performances([self.calls[dim].median for dim in self.dims])
+
+    def crossing(self, order: str = "channel") -> Crossing:
+        """The paper's choice."""
+        return choose(self.dims, self.kept(order), self.performance())
+
+    def floor_reaches(self) -> int | None:
+        """The largest candidate whose time is the launch floor's; None if none is."""
+        return floor_reaches(self.dims, [self.calls[dim].median for dim in self.dims])
+
+    def plan(self, split: str = "block+mean", rank: int = 16, order: str = "channel") -> BlockPlan:
+        """The paper's choice as a plan for ``THOR(block_size=...)``."""
+        return BlockPlan(block_size=self.crossing(order).chosen, split=split, rank=rank, order=order)
+
+    # -- the file ------------------------------------------------------------------------------------------------
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, as it is written."""
+        raw = {name: value for name, value in asdict(self).items()}
+        head = {"format": FORMAT, "version": VERSION}
+        if self.complete:
+            raw["choice"] = asdict(self.crossing())  # for other readers; ours compute it anew
+        return head | raw
+
+    def save(self, path: str | Path) -> None:
+        """Write atomically: a reader, or an interrupt, never sees half a file."""
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                json.dump(self.to_dict(), file, indent=1, allow_nan=False)
+            os.chmod(temporary, 0o644)
+            os.replace(temporary, path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+
+    @classmethod
+    def load(cls, path: str | Path, *, partial: bool = False) -> Profile:
+        """Read a profile, complete unless ``partial``; a :class:`ProfileError` says what is wrong with the file."""
+        path = Path(path)
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise ProfileError(f"{path}: no such profile; measure one with: thor profile MODULE:CALLABLE --out {path}") from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise ProfileError(f"{path}: cannot be read: {error}") from error
+        except json.JSONDecodeError as error:
+            raise ProfileError(f"{path}: corrupt or truncated JSON ({error}); measure it again") from error
+        profile = cls.from_dict(data, str(path))
+        if not profile.complete and not partial:
+            raise ProfileError(f"{path}: the measurement was interrupted; run the same thor profile command to finish it")
+        return profile
+
+    @classmethod
+    def from_dict(cls, data: Any, source: str = "profile") -> Profile:
+        """A profile from plain data, checked."""
+        if not isinstance(data, dict) or data.get("format") != FORMAT:
+            raise ProfileError(f"{source}: not a profile of thor (no format = {FORMAT!r})")
+        version = data.get("version")
+        if not isinstance(version, int) or version < 1:
+            raise ProfileError(f"{source}: version must be a positive integer, but is {version!r}")
+        if version > VERSION:
+            raise ProfileError(
+                f"{source}: version {version} is newer than this thor understands ({VERSION}); upgrade thor, or measure again"
+            )
+        try:
+            profile = cls(
+                settings=dict(data["settings"]), environment=dict(data["environment"]),
+                dims=[int(dim) for dim in data["dims"]], threshold=float(data["threshold"]),
+                calls=_timings(data["calls"]), blocks=_timings(data["blocks"]),
+                refreshes={
+                    int(dim): RefreshMeasure(Timing(**value["timing"]), int(value["bytes"]))
+                    for dim, value in data["refreshes"].items()
+                },
+                layers=[_layer(value) for value in data["layers"]], complete=bool(data["complete"]),
+            )  # fmt: skip
+            profile._check()
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ProfileError(f"{source}: a part is missing or wrong: {type(error).__name__}: {error}") from error
+        return profile
+
+    def _check(self) -> None:
+        count = len(self.dims)
+        if count < 2 or any(a >= b for a, b in zip(self.dims, self.dims[1:], strict=False)):
+            raise ValueError(f"dims must ascend, but are {self.dims}")
+        for factor in self.factors:
+            for name, curves in (("loss", factor.loss), ("error", factor.error)):
+                for key, curve in curves.items():
+                    if len(curve) != count:
+                        raise ValueError(f"{factor.shape.name}: {name} {key!r} has {len(curve)} of {count} values")
+            if "channel" not in factor.loss:
+                raise KeyError(f"loss of {factor.shape.name} in channel order")
+        if self.complete:
+            for name in ("calls", "blocks", "refreshes"):
+                missing = [dim for dim in self.dims if dim not in getattr(self, name)]
+                if missing:
+                    raise ValueError(f"{name} lacks block sizes {missing}")
+            if not self.layers:
+                raise ValueError("there are no layers")
+
+
+def _timings(data: Mapping[str, Any]) -> dict[int, Timing]:
+    return {int(dim): Timing(**value) for dim, value in data.items()}
+
+
+def _layer(data: Mapping[str, Any]) -> LayerMeasure:
+    known = {f.name for f in fields(FactorMeasure)}
+    factors = []
+    for side in ("a", "g"):
+        factor = FactorMeasure(**{key: value for key, value in data[side].items() if key in known})
+        if not set(factor.loss) <= set(ORDERS) or not set(factor.error) <= set(SPLITS):
+            raise ValueError(f"unknown order or split in {factor.shape.name}")
+        factors.append(factor)
+    return LayerMeasure(data["name"], *factors, dict(data["cosine"]))
