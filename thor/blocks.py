@@ -68,8 +68,8 @@ class BlockPlan:
         split: ``"block"``, ``"block+mean"`` or ``"block+rank"`` (see the module's text).
         rank: directions kept beside the blocks by ``"block+rank"``; more follow the factor better and cost two thin
             products per gradient each.
-        layers: exceptions, ``{regular expression on the layer's name: block size}``, or a pair of sizes for A and G; the
-            first match wins.
+        layers: exceptions, ``{regular expression on the layer's name: block size}``, or a pair of sizes for
+            A and G; the first match wins.
         order: of a convolution's input coordinates. ``"channel"``: a block holds all kernel positions of some channels,
             ``"position"``: some positions of all channels. It matters only where a factor is cut.
     """

@@ -67,7 +67,7 @@ def block_plan(block_size: Any, split: str, rank: int) -> BlockPlan:
     if isinstance(block_size, BlockPlan):
         return block_size
     if isinstance(block_size, (str, os.PathLike)):
-        return Profile.load(block_size).plan(split=split, rank=rank)
+        return Profile.load(os.fspath(block_size)).plan(split=split, rank=rank)
     if isinstance(block_size, bool) or not isinstance(block_size, int):
         raise TypeError(
             f"block_size must be an int of at least 1, 'auto', the path of a profile or a thor.BlockPlan, "

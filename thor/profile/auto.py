@@ -1,4 +1,4 @@
-"""``THOR(block_size="auto")`` and ``THOR(block_size="profile.json")``: a plan from a profile, cached for the next run."""
+"""``THOR(block_size="auto")``: a plan from a profile of the first batch, cached for the next run."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ def cache_folder() -> Path:
 
 def cache_file(targets: Sequence[Target], method: str) -> Path:
     """One file per device, MindSpore version, inverse and layer shapes: what the measured numbers depend on."""
-    where = {key: value for key, value in environment(method).items() if key in ("device", "inverse", "mindspore", "machine")}
+    where = {
+        key: value for key, value in environment(method).items() if key in ("device", "inverse", "mindspore", "machine")
+    }
     layers = [(t.kind, t.copies, t.a_dim, t.g_dim) for t in targets]
     digest = hashlib.sha256(json.dumps([where, layers], sort_keys=True).encode()).hexdigest()[:16]
     return cache_folder() / f"profile-{where['device'].lower()}-{digest}.json"
@@ -88,7 +90,7 @@ def describe_choice(profile: Profile) -> str:
 
 
 class _Line:
-    """One line on standard error that is rewritten as work goes on; nothing where that is no terminal but the stages."""
+    """One line on standard error that is rewritten as work goes on; one line a stage where that is no terminal."""
 
     def __init__(self) -> None:
         self.start = time.monotonic()
@@ -113,4 +115,3 @@ class _Line:
     def close(self) -> None:
         if self.live:
             print(file=sys.stderr)
-

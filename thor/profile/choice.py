@@ -24,6 +24,8 @@ from pathlib import Path
 
 from thor.blocks import check_int
 
+LARGEST_CANDIDATE = 2048
+
 
 @dataclass(frozen=True)
 class Crossing:
@@ -36,13 +38,11 @@ class Crossing:
 
 
 def default_candidates(largest: int) -> list[int]:
-    """1, 16, 32, ... up to the smallest power of two that holds ``largest``, the widest layer's dimension."""
+    """1, 16, 32, ... until the largest factor fits one block, at most 2048 (the paper's range for ResNet-50)."""
     check_int("largest", largest, 1)
-    candidates = [1]
-    size = 16
-    while candidates[-1] < largest:
-        candidates.append(size)
-        size *= 2
+    candidates = [1, 16]
+    while candidates[-1] < min(largest, LARGEST_CANDIDATE):
+        candidates.append(candidates[-1] * 2)
     return candidates
 
 

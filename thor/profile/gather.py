@@ -12,7 +12,7 @@ from typing import Any
 
 import mindspore as ms
 import numpy as np
-from mindspore import Parameter, Tensor, nn, ops
+from mindspore import Parameter, Tensor, nn
 
 from thor import capture, device
 from thor.blocks import Cut
@@ -93,7 +93,9 @@ class _Slots:
             ]
             sides.append(own)
             self.parameters += own
-        for port in capture.attach(target, *cuts, *sides):
+        a_cut, g_cut = cuts
+        a_parameters, g_parameters = sides
+        for port in capture.attach(target, a_cut, g_cut, a_parameters, g_parameters):
             port.active = True
 
     def statistics(self, values: list[np.ndarray], weight: np.ndarray, bias: np.ndarray | None) -> LayerStatistics:

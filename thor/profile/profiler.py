@@ -52,7 +52,7 @@ class Task:
     Args:
         net, loss_fn: as for :class:`thor.TrainStep`.
         batches: makes an iterator over the batches to average over, each time anew.
-        dims: candidate block sizes; None for 1, 16, 32, ... up to the widest layer's dimension.
+        dims: candidate block sizes; None for 1, 16, 32, ... until the largest factor fits, at most 2048.
         threshold: the spectral loss below which a factor counts as kept.
         rank: of "block+rank".
         damping: with which the cosine is measured, split between A and G as in training.
@@ -100,12 +100,6 @@ def _processor() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
-def widest(targets: Sequence[capture.Target]) -> int:
-    """The widest layer's dimension, in channels or features (ResNet-50: 2048), from which candidates are made."""
-    shapes = [target.weight.shape for target in targets]
-    return max(max(shape[0], shape[1]) for shape in shapes)
-
-
 def measure(
     task: Task, *, resume: Profile | None = None, progress: Progress | None = None,
     save: Callable[[Profile], None] = lambda profile: None,
@@ -116,7 +110,11 @@ def measure(
     if not targets:
         why = "; ".join(f"{x.name} ({x.type}): {x.reason}" for x in left_out[:5]) or "it has no weights"
         raise ValueError(f"no layer to profile in {type(task.net).__name__} ({why})")
-    dims = default_candidates(widest(targets)) if task.dims is None else check_candidates(task.dims)
+    dims = (
+        default_candidates(max(max(t.a_dim, t.g_dim) for t in targets))
+        if task.dims is None
+        else check_candidates(task.dims)
+    )
     if not 0 < task.threshold < 1:
         raise ValueError(f"threshold must lie between 0 and 1, but got {task.threshold}")
     method = device.inverse_method(task.inverse)
@@ -274,7 +272,9 @@ def _cosines(layer: gather.LayerStatistics, dims: Sequence[int], task: Task) -> 
     for split in SPLITS_MEASURED:
         values = []
         for cut_a, cut_g in zip(
-            _cuts(layer.a.shape[1], dims, split, task.rank), _cuts(layer.g.shape[1], dims, split, task.rank), strict=True
+            _cuts(layer.a.shape[1], dims, split, task.rank),
+            _cuts(layer.g.shape[1], dims, split, task.rank),
+            strict=True,
         ):
             if cut_a.count == 1 and cut_g.count == 1:
                 values.append(1.0)

@@ -70,8 +70,8 @@ class RefreshMeasure:
 class Profile:
     """Measurements of one network on one device.
 
-    Lists over candidates follow ``dims``. While a profile is being measured, layers, calls, blocks and refreshes fill up
-    one by one; ``complete`` tells whether all are there.
+    Lists over candidates follow ``dims``. While a profile is being measured, layers, calls, blocks and refreshes
+    fill up one by one; ``complete`` tells whether all are there.
     """
 
     settings: dict[str, Any]  # what was asked: network, input, batches, seed, damping, rank, skip ...
@@ -115,7 +115,7 @@ class Profile:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, as it is written."""
-        raw = {name: value for name, value in asdict(self).items()}
+        raw = asdict(self)
         head = {"format": FORMAT, "version": VERSION}
         if self.complete:
             raw["choice"] = asdict(self.crossing())  # for other readers; ours compute it anew
@@ -142,14 +142,18 @@ class Profile:
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
-            raise ProfileError(f"{path}: no such profile; measure one with: thor profile MODULE:CALLABLE --out {path}") from None
+            raise ProfileError(
+                f"{path}: no such profile; measure one with: thor profile MODULE:CALLABLE --out {path}"
+            ) from None
         except (OSError, UnicodeDecodeError) as error:
             raise ProfileError(f"{path}: cannot be read: {error}") from error
         except json.JSONDecodeError as error:
             raise ProfileError(f"{path}: corrupt or truncated JSON ({error}); measure it again") from error
         profile = cls.from_dict(data, str(path))
         if not profile.complete and not partial:
-            raise ProfileError(f"{path}: the measurement was interrupted; run the same thor profile command to finish it")
+            raise ProfileError(
+                f"{path}: the measurement was interrupted; run the same thor profile command to finish it"
+            )
         return profile
 
     @classmethod
@@ -162,7 +166,7 @@ class Profile:
             raise ProfileError(f"{source}: version must be a positive integer, but is {version!r}")
         if version > VERSION:
             raise ProfileError(
-                f"{source}: version {version} is newer than this thor understands ({VERSION}); upgrade thor, or measure again"
+                f"{source}: version {version} is newer than this thor's {VERSION}; upgrade, or measure again"
             )
         try:
             profile = cls(
@@ -206,10 +210,11 @@ def _timings(data: Mapping[str, Any]) -> dict[int, Timing]:
 
 def _layer(data: Mapping[str, Any]) -> LayerMeasure:
     known = {f.name for f in fields(FactorMeasure)}
-    factors = []
+    factors: list[FactorMeasure] = []
     for side in ("a", "g"):
         factor = FactorMeasure(**{key: value for key, value in data[side].items() if key in known})
         if not set(factor.loss) <= set(ORDERS) or not set(factor.error) <= set(SPLITS):
             raise ValueError(f"unknown order or split in {factor.shape.name}")
         factors.append(factor)
-    return LayerMeasure(data["name"], *factors, dict(data["cosine"]))
+    a, g = factors
+    return LayerMeasure(data["name"], a, g, dict(data["cosine"]))

@@ -42,7 +42,7 @@ def spectral_norm(apply: Apply, size: int) -> float:
     try:
         found = eigsh(operator, 1, which="LM", v0=start, tol=TOLERANCE, return_eigenvectors=False, maxiter=40)
     except ArpackNoConvergence as error:
-        found = error.eigenvalues
+        found = np.asarray(error.eigenvalues, np.float64)
         if not len(found):
             return _power_iteration(apply, start)
     return float(np.abs(found).max())

@@ -60,7 +60,9 @@ def positive_definite(size: int, count: int = 1) -> np.ndarray:
 def time_call(size: int, method: str, count: int = 1) -> Timing:
     """One call of the inverse on ``count`` blocks of ``size``, its result back on the host."""
     algebra = Inverter(method).algebra
-    blocks = algebra.tensor(positive_definite(size, count).copy()) if method != "lapack" else positive_definite(size, count)
+    blocks = (
+        algebra.tensor(positive_definite(size, count).copy()) if method != "lapack" else positive_definite(size, count)
+    )
     damping = np.full(count, 0.1, np.float32)
 
     def call() -> Any:
@@ -121,6 +123,6 @@ def state_bytes(shapes: Sequence[FactorShape], plan: BlockPlan) -> int:
 
 
 def floor_reaches(dims: Sequence[int], seconds: Sequence[float]) -> int | None:
-    """The largest candidate whose time is still within 1.5 times the launch floor; None if the first is the only one."""
+    """The largest candidate whose time is within 1.5 times the launch floor; None if the first is the only one."""
     flat = [dim for dim, value in zip(dims, seconds, strict=True) if value <= FLOOR_FACTOR * seconds[0]]
     return max(flat) if len(flat) > 1 else None

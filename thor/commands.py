@@ -1,0 +1,238 @@
+"""The sub-commands of ``thor``."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from thor import device
+from thor.profile import report, target
+from thor.profile.auto import available_memory
+from thor.profile.choice import choose, read_curves
+from thor.profile.profiler import Task, measure
+from thor.profile.records import Profile, ProfileError
+
+app = typer.Typer(
+    help="Second-order optimization for MindSpore: choose THOR's block size by measuring.",
+    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
+)  # fmt: skip
+console = Console()
+INTERRUPTED = 130
+
+
+@app.callback()
+def root() -> None:
+    """Keep sub-commands even when there is one."""
+
+
+@contextmanager
+def _clear_errors() -> Iterator[None]:
+    """One line for what the user can mend, no traceback."""
+    try:
+        yield
+    except (target.UsageError, ProfileError, ValueError, TypeError, MemoryError, FloatingPointError, OSError) as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from error
+
+
+@app.command()
+def profile(
+    network: Annotated[str, typer.Argument(help="module:callable, as in models.resnet:resnet50")],
+    out: Annotated[Path | None, typer.Option(help="where the profile goes; its picture beside it as .png")] = None,
+    input: Annotated[str | None, typer.Option(help="shape of a synthetic batch, as in 8,3,224,224")] = None,
+    classes: Annotated[int | None, typer.Option(min=1, help="classes of labels; passed on as num_classes")] = None,
+    data: Annotated[str | None, typer.Option(help="fashion-mnist, or module:callable of (x, y) batches")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="of --data fashion-mnist")] = 128,
+    batches: Annotated[int, typer.Option(min=1, help="batches that factors are averaged over")] = 1,
+    loss: Annotated[
+        str, typer.Option(help="cross-entropy, squared-error (the input is the target), or module:callable")
+    ] = "cross-entropy",
+    device_name: Annotated[str, typer.Option("--device", help="CPU, GPU, Ascend or auto")] = "auto",
+    dims: Annotated[str | None, typer.Option(help="block sizes to try, as in 1,16,32,64")] = None,
+    threshold: Annotated[float, typer.Option(help="spectral loss below which a factor counts as kept")] = 0.01,
+    rank: Annotated[int, typer.Option(min=1, help="directions of the split block+rank")] = 16,
+    damping: Annotated[float, typer.Option(help="with which directions are compared")] = 0.03,
+    interval: Annotated[int, typer.Option(min=1, help="steps between refreshes, for the cost per step")] = 100,
+    budget: Annotated[float, typer.Option(help="seconds a refresh may take, for the per-layer plan")] = float("inf"),
+    skip: Annotated[list[str] | None, typer.Option(help="regular expression on layer names to leave out")] = None,
+    memory: Annotated[float | None, typer.Option(help="GiB that the profiler may hold; half of what is free")] = None,
+    inverse: Annotated[str | None, typer.Option(help="lapack, cholesky or newton-schulz")] = None,
+    seed: Annotated[int, typer.Option(help="of synthetic data, initial weights and sampling")] = 0,
+    fresh: Annotated[bool, typer.Option("--fresh", help="do not go on from an interrupted profile")] = False,
+) -> None:  # fmt: skip
+    """Measure a network's block sizes on a device, and choose one."""
+    with _clear_errors():
+        import mindspore as ms
+
+        name = device.select(device_name)
+        ms.set_seed(seed)
+        shape = target.parse_shape(input) if input is not None else None
+        candidates = _parse_dims(dims)
+        net = target.build_network(network, classes)
+        source, stream = target.build_batches(
+            data, shape, classes or 10, batches, batch_size, loss == "squared-error", seed
+        )
+        describe = {"network": network, "source": source, "input": input, "batches": batches, "seed": seed,
+                    "loss": loss, "batch_size": batch_size if data else (shape or (0,))[0]}  # fmt: skip
+        task = Task(
+            net=net, loss_fn=target.build_loss(loss), batches=stream, dims=candidates, threshold=threshold, rank=rank,
+            damping=damping, skip=tuple(skip or ()), inverse=inverse, describe=describe,
+            memory=int(memory * 2**30) if memory is not None else available_memory() // 2,
+        )  # fmt: skip
+        _try_network(net, task)
+        console.print(f"profiling {network} on {name}; at most {task.memory / 2**30:.1f} GiB held")
+        result = _measure(task, out, fresh)
+        report.show(result, console, interval, budget)
+        if out is not None:
+            _draw(result, out)
+
+
+def _parse_dims(text: str | None) -> list[int] | None:
+    if text is None:
+        return None
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise target.UsageError(f"--dims {text!r}: give positive integers, as in 1,16,32,64") from None
+
+
+def _try_network(net: Any, task: Task) -> None:
+    """One forward pass, so that a wrong shape is reported before anything is measured."""
+    inputs = next(task.batches(), None)
+    if inputs is None:
+        raise target.UsageError("the data has no batch (is --batch-size larger than the data?)")
+    training = bool(net.training)
+    net.set_train(False)  # normalisation layers keep their statistics
+    try:
+        output = net(*inputs[:-1])
+    except Exception as error:
+        shapes = ", ".join(str(tuple(item.shape)) for item in inputs[:-1])
+        raise target.UsageError(f"the network does not take an input of shape {shapes}; it says:\n{error}") from error
+    try:
+        if task.loss_fn is not None:
+            task.loss_fn(output, inputs[-1])
+    except Exception as error:
+        raise target.UsageError(
+            f"the loss does not take outputs of shape {tuple(output.shape)} with targets of shape "
+            f"{tuple(inputs[-1].shape)} (see --loss and --classes); it says:\n{error}"
+        ) from error
+    finally:
+        net.set_train(training)
+
+
+def _measure(task: Task, out: Path | None, fresh: bool) -> Profile:
+    """Measure with progress bars; an interrupt keeps what was measured."""
+    resume = None
+    if out is not None and out.exists() and not fresh:
+        found = Profile.load(out, partial=True)
+        resume = None if found.complete else found
+        if resume is not None:
+            console.print(f"going on from {out}: {len(resume.calls)} times and {len(resume.layers)} layers are there")
+    saved = _Saver(out)
+    try:
+        with _Bars() as bars:
+            result = measure(task, resume=resume, progress=bars, save=saved)
+    except KeyboardInterrupt:
+        saved.flush()
+        hint = f"what was measured is in {out}; the same command goes on from there" if out else "give --out to keep it"
+        typer.echo(f"interrupted: {hint}", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+    saved.flush()
+    return result
+
+
+class _Saver:
+    """Writes the growing profile, at most every few seconds."""
+
+    def __init__(self, path: Path | None, every: float = 5.0):
+        self.path, self.every = path, every
+        self.last = 0.0
+        self.waiting: Profile | None = None
+
+    def __call__(self, current: Profile) -> None:
+        self.waiting = current
+        if time.monotonic() - self.last >= self.every:
+            self.flush()
+
+    def flush(self) -> None:
+        if self.path is not None and self.waiting is not None:
+            self.waiting.save(self.path)
+            self.last, self.waiting = time.monotonic(), None
+
+
+class _Bars:
+    """One live bar for the stage at hand, with the time that is left; one line a stage where nobody watches."""
+
+    def __init__(self) -> None:
+        self.progress = Progress(
+            SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"),
+            TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), console=console, transient=True,
+            disable=not sys.stdout.isatty(),
+        )  # fmt: skip
+        self.current: TaskID | None = None
+
+    def __enter__(self) -> _Bars:
+        self.progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.progress.stop()
+
+    def stage(self, name: str, total: float) -> None:
+        if self.current is not None:
+            self.progress.remove_task(self.current)
+        if self.progress.disable:
+            console.print(f"{name} ...")
+        self.current = self.progress.add_task(name, total=total)
+
+    def advance(self, amount: float) -> None:
+        if self.current is not None:
+            self.progress.advance(self.current, amount)
+
+
+def _draw(result: Profile, out: Path) -> None:
+    picture = out.with_suffix(".png")
+    report.draw(result, picture)
+    console.print(f"wrote {out} and {picture}")
+
+
+@app.command()
+def show(
+    path: Annotated[Path, typer.Argument(help="a profile that thor profile wrote")],
+    interval: Annotated[int, typer.Option(min=1, help="steps between refreshes, for the cost per step")] = 100,
+    budget: Annotated[float, typer.Option(help="seconds a refresh may take, for the per-layer plan")] = float("inf"),
+    threshold: Annotated[float | None, typer.Option(help="another loss threshold than the profile's")] = None,
+) -> None:  # fmt: skip
+    """Print a profile's table and draw its picture again."""
+    with _clear_errors():
+        result = Profile.load(path)
+        if threshold is not None:
+            if not 0 < threshold < 1:
+                raise target.UsageError(f"--threshold must lie between 0 and 1, but got {threshold}")
+            result.threshold = threshold
+        report.show(result, console, interval, budget)
+        report.draw(result, path.with_suffix(".png"))
+        console.print(f"wrote {path.with_suffix('.png')}")
+
+
+@app.command("choose")
+def choose_command(
+    path: Annotated[Path, typer.Argument(help="CSV with the columns dim, kept, and time (or performance)")],
+) -> None:
+    """Choose a block size from curves that were measured elsewhere."""
+    with _clear_errors():
+        crossing = choose(*read_curves(path))
+        if crossing.dim is None:
+            console.print(f"block size {crossing.chosen}: {crossing.reason}")
+        else:
+            console.print(
+                f"block size {crossing.chosen}: the curves cross at ({crossing.dim:.0f}, {crossing.share:.2f})"
+            )
