@@ -149,18 +149,20 @@ def _continued(resume: Profile | None, settings: dict[str, Any], dims: list[int]
 
 
 def _time_calls(profile: Profile, method: str, progress: Progress, save: Callable[[Profile], None]) -> None:
-    progress.stage("timing single inverses", len(profile.dims))
-    for dim in profile.dims:
-        if dim not in profile.calls:
-            profile.calls[dim] = timing.time_call(dim, method)
-        if dim not in profile.blocks:
-            count = int(np.clip(2**22 // dim**2, 1, 256))  # about 16 MiB of blocks
-            batch = timing.time_call(dim, method, count)
-            profile.blocks[dim] = timing.Timing(
-                batch.median / count, batch.low / count, batch.high / count, batch.repeats
-            )
-            save(profile)
-        progress.advance(1)
+    """One block at a time (the paper's p_n), then batches of about 16 MiB, divided by their blocks."""
+    dims = profile.dims
+    progress.stage("timing inverses", 2)
+    if not profile.calls:
+        profile.calls = dict(zip(dims, timing.time_calls(dims, [1] * len(dims), method), strict=True))
+        save(profile)
+    progress.advance(1)
+    if not profile.blocks:
+        counts = [int(np.clip(2**22 // dim**2, 1, 256)) for dim in dims]
+        for dim, count, batch in zip(dims, counts, timing.time_calls(dims, counts, method), strict=True):
+            per_block = (batch.median / count, batch.low / count, batch.high / count)
+            profile.blocks[dim] = timing.Timing(*per_block, batch.repeats)
+        save(profile)
+    progress.advance(1)
 
 
 def _time_refreshes(
@@ -180,7 +182,7 @@ def _time_refreshes(
 
 
 def _timed_refresh(shapes: Sequence[timing.FactorShape], dim: int, method: str) -> timing.Timing:
-    return timing.repeat(timing.Refresh(shapes, BlockPlan(block_size=dim, split="block"), method), 0.5, 3)
+    return timing.repeat(timing.Refresh(shapes, BlockPlan(block_size=dim, split="block"), method), 0.5)
 
 
 def _modelled_refresh(profile: Profile, shapes: Sequence[timing.FactorShape], dim: int) -> timing.Timing:

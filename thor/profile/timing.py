@@ -20,8 +20,9 @@ from thor.blocks import BlockPlan
 from thor.inverter import Inverter, Job
 from thor.layers import Factor
 
-MIN_REPEATS, MAX_REPEATS = 5, 500
-SECONDS_PER_DIM = 0.2
+MIN_REPEATS, MAX_REPEATS = 7, 100
+SECONDS_PER_SIZE = 0.3
+SECONDS_PER_TURN = 2e-3
 #: A time within this factor of the launch floor says nothing about the block's size.
 FLOOR_FACTOR = 1.5
 
@@ -36,17 +37,16 @@ class Timing:
     repeats: int
 
 
-def repeat(call: Callable[[], Any], budget: float = SECONDS_PER_DIM, least: int = MIN_REPEATS) -> Timing:
-    """Time ``call`` after one warm-up (which compiles), until the budget of seconds or enough repeats."""
-    call()
+def repeat(call: Callable[[], Any], budget: float) -> Timing:
+    """Time ``call`` after one warm-up, at least three times and for a budget of seconds."""
+    _once(call)
     times: list[float] = []
     start = time.perf_counter()
-    while len(times) < least or (time.perf_counter() - start < budget and len(times) < MAX_REPEATS):
+    while len(times) < 3 or (time.perf_counter() - start < budget and len(times) < MAX_REPEATS):
         before = time.perf_counter()
         call()
         times.append(time.perf_counter() - before)
-    low, median, high = (float(value) for value in np.percentile(times, (25, 50, 75)))
-    return Timing(median, low, high, len(times))
+    return _summary(times)
 
 
 def positive_definite(size: int, count: int = 1) -> np.ndarray:
@@ -57,18 +57,50 @@ def positive_definite(size: int, count: int = 1) -> np.ndarray:
     return np.broadcast_to(matrix, (count, size, size))
 
 
-def time_call(size: int, method: str, count: int = 1) -> Timing:
-    """One call of the inverse on ``count`` blocks of ``size``, its result back on the host."""
+def time_calls(sizes: Sequence[int], counts: Sequence[int], method: str) -> list[Timing]:
+    """The inverse on ``counts[i]`` blocks of ``sizes[i]``, results back on the host, all sizes in turn.
+
+    In turn, so that a machine that slows down for a while slows all sizes alike. Short calls are repeated within a
+    turn and averaged.
+    """
+    calls = [_inversion(size, count, method) for size, count in zip(sizes, counts, strict=True)]
+    within = [max(1, min(50, int(SECONDS_PER_TURN / _once(call)))) for call in calls]
+    times: list[list[float]] = [[] for _ in calls]
+    start = time.perf_counter()
+    while len(times[0]) < MIN_REPEATS or (
+        time.perf_counter() - start < SECONDS_PER_SIZE * len(sizes) and len(times[0]) < MAX_REPEATS
+    ):
+        for own, call, turns in zip(times, calls, within, strict=True):
+            before = time.perf_counter()
+            for _ in range(turns):
+                call()
+            own.append((time.perf_counter() - before) / turns)
+    return [_summary(own) for own in times]
+
+
+def _inversion(size: int, count: int, method: str) -> Callable[[], Any]:
     algebra = Inverter(method).algebra
-    blocks = (
-        algebra.tensor(positive_definite(size, count).copy()) if method != "lapack" else positive_definite(size, count)
-    )
+    host = np.ascontiguousarray(positive_definite(size, count))
+    blocks = host if method == "lapack" else algebra.tensor(host)
     damping = np.full(count, 0.1, np.float32)
 
     def call() -> Any:
         return algebra.invert([blocks], damping)
 
-    return repeat(call)
+    return call
+
+
+def _once(call: Callable[[], Any]) -> float:
+    """Seconds of a call after one that compiles and warms up."""
+    call()
+    before = time.perf_counter()
+    call()
+    return max(time.perf_counter() - before, 1e-7)
+
+
+def _summary(times: list[float]) -> Timing:
+    low, median, high = (float(value) for value in np.percentile(times, (25, 50, 75)))
+    return Timing(median, low, high, len(times))
 
 
 @dataclass(frozen=True)
