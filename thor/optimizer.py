@@ -18,14 +18,13 @@ from thor.layers import Layer, float_parameter, int_parameter
 from thor.options import inner_optimizer, read_options
 from thor.profile import auto
 from thor.profile.records import Profile
-from thor.records import LayerRecord, describe_plan, plan_differences
+from thor.records import LayerRecord, describe_plan, plan_parameter
 from thor.refresh import Decision, RefreshRecord, TraceRule, damped_trace, pi_split
 
 logger = logging.getLogger("thor")
 
 ACTIVE, STOPPED = 0, 1
 DEFAULT_RULE = TraceRule()
-_PLAN_BYTES = 256
 #: A stopped layer leaves the compiled curvature step once this share of the cost has stopped since the last
 #: compilation, so that a run recompiles four times at the most.
 RECOMPILE_SHARE = 0.25
@@ -146,7 +145,7 @@ class THOR(nn.Cell):
     def _name_state(self, scale: float) -> None:
         """Everything training depends on, as Parameters."""
         layers = self._captured
-        self._name_plan()
+        self.plan = plan_parameter(describe_plan(self.options.plan, layers))  # first: it checks what is loaded
         self.curvature = ParameterTuple([p for y in layers for f in (y.a, y.g) for p in f.parameters])
         self.step_count = int_parameter("step", 0)
         self.next_refresh = int_parameter("next_refresh", 0)
@@ -161,23 +160,6 @@ class THOR(nn.Cell):
         self.bad_steps = int_parameter("bad_steps", 0)
         self.skipped_steps = int_parameter("skipped_steps", 0)
         self.escalations = int_parameter("escalations", 0)
-
-    def _name_plan(self) -> None:
-        """The plan comes first and checks what is loaded into it: another optimizer's checkpoint changes nothing."""
-        self._plan_text = describe_plan(self.options.plan, self._captured)
-        own = np.frombuffer(self._plan_text.encode().ljust(_PLAN_BYTES), np.uint8)
-        self.plan = Parameter(Tensor(own.copy()), name="thor.plan", requires_grad=False)
-        write = self.plan.set_data
-
-        def checked(data: Tensor, *options: Any) -> Parameter:
-            stored = data.asnumpy().tobytes().decode(errors="replace").rstrip()
-            if stored != self._plan_text:
-                raise ValueError(
-                    f"the checkpoint belongs to another optimizer: {plan_differences(stored, self._plan_text)}"
-                )
-            return write(data, *options)
-
-        object.__setattr__(self.plan, "set_data", checked)
 
     def _log_layers(self) -> None:
         for record in self.layers:

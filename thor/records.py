@@ -5,9 +5,15 @@ from __future__ import annotations
 import json
 import zlib
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from mindspore import Parameter, Tensor
 
 from thor.blocks import BlockPlan
 from thor.layers import Layer
+
+_PLAN_BYTES = 256
 
 
 @dataclass(frozen=True)
@@ -42,7 +48,26 @@ def describe_plan(plan: BlockPlan, layers: list[Layer]) -> str:
     )
 
 
-def plan_differences(stored: str, own: str) -> str:
+def plan_parameter(text: str) -> Parameter:
+    """The line of :func:`describe_plan` as a Parameter that refuses to be loaded with another one.
+
+    It stands first among an optimizer's Parameters, so that another optimizer's checkpoint changes nothing.
+    """
+    own = np.frombuffer(text.encode().ljust(_PLAN_BYTES), np.uint8)
+    plan = Parameter(Tensor(own.copy()), name="thor.plan", requires_grad=False)
+    write = plan.set_data
+
+    def checked(data: Tensor, *options: Any) -> Parameter:
+        stored = data.asnumpy().tobytes().decode(errors="replace").rstrip()
+        if stored != text:
+            raise ValueError(f"the checkpoint belongs to another optimizer: {_plan_differences(stored, text)}")
+        return write(data, *options)
+
+    object.__setattr__(plan, "set_data", checked)
+    return plan
+
+
+def _plan_differences(stored: str, own: str) -> str:
     """What differs between a checkpoint's line and this optimizer's, in words."""
     try:
         theirs, ours = json.loads(stored), json.loads(own)
