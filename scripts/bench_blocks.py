@@ -7,6 +7,9 @@ A run is a split and a block size ("block+mean 128"), "full" (every factor whole
 on Fashion-MNIST: *autoencoder*, 784-1000-500-250-30 and back, squared error summed over pixels, batch 1000, refresh
 every 10 steps growing to 20; *smallconv*, the quickstart's network and recipe, batch 128. No trace test: every
 candidate refreshes. The table is printed and written with every raw number as JSON.
+
+After the first epoch of a first-order run its network is profiled, and at the end each of the profiler's measures is
+compared with what training found, as a rank correlation over the runs with a split.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn
+from scipy.stats import spearmanr
 
 import thor
 from models.autoencoder import autoencoder
@@ -32,6 +36,8 @@ from models.smallconv import smallconv
 from scripts.bench_step import first_order_step, reconstruction
 from scripts.data import fashion_mnist
 from thor.blocks import SPLITS
+from thor.profile.profiler import Task, measure
+from thor.profile.records import Profile
 
 WHOLE = 2**20  # a block size that no factor exceeds
 FIRST_ORDER = ("adam", "momentum")
@@ -126,7 +132,9 @@ def checked_run(name: str) -> str:
                                      f'block size as in "block+mean 128"')  # fmt: skip
 
 
-def train(name: str, work: Work, data: list[np.ndarray], epochs: int, seed: int) -> dict[str, Any]:
+def train(
+    name: str, work: Work, data: list[np.ndarray], epochs: int, seed: int, after_first: Callable[[nn.Cell], None]
+) -> dict[str, Any]:
     """The metric and the training seconds (compilation of the first steps left out) after each epoch."""
     inputs, targets, test_inputs, test_targets = data
     run = Run(name, work, seed)
@@ -152,9 +160,42 @@ def train(name: str, work: Work, data: list[np.ndarray], epochs: int, seed: int)
         ]
         curve.append({"epoch": epoch + 1, "seconds": seconds, "value": float(np.mean(values))})
         print(f"  {name:16} epoch {epoch + 1:2}  {seconds:6.1f} s  {work.metric} {curve[-1]['value']:.4f}", flush=True)
+        if epoch == 0:
+            after_first(run.net)
         if not np.isfinite(curve[-1]["value"]):
             break
     return {"curve": curve, "refresh_seconds": run.refresh_seconds}
+
+
+def profile(net: nn.Cell, work: Work, data: list[np.ndarray], sizes: list[int]) -> Profile:
+    """The profiler's measures of a network in training, over four batches."""
+    batches = [
+        (Tensor(data[0][i * work.batch : (i + 1) * work.batch]), Tensor(data[1][i * work.batch : (i + 1) * work.batch]))
+        for i in range(4)
+    ]
+    task = Task(net=net, loss_fn=work.loss, batches=lambda: iter(batches), dims=sizes, damping=work.damping,
+                describe={"batches": 4, "source": "training"})  # fmt: skip
+    return measure(task)
+
+
+def predictions(found: Profile, results: dict[str, Any], better: float) -> dict[str, float]:
+    """Spearman's rank correlation of each measure with the last value of every run that has a split.
+
+    ``better`` is 1 where large values are good and -1 where small ones are, so that 1 always means a perfect ranking.
+    """
+    rows, values = [], []
+    for name, result in results.items():
+        split, _, size = name.partition(" ")
+        if split in SPLITS:
+            at = found.dims.index(int(size))
+            errors = [factor.error[split][at] for factor in found.factors]
+            cosines = [layer.cosine[split][at] for layer in found.layers]
+            rows.append((found.kept()[at], -np.mean(errors), np.mean(cosines), np.min(cosines)))
+            values.append(better * result["curve"][-1]["value"])
+    names = ("kept share (the paper's L)", "mean error", "mean cosine", "smallest cosine")
+    return {
+        name: float(spearmanr(column, values)[0]) for name, column in zip(names, zip(*rows, strict=True), strict=True)
+    }
 
 
 def evaluation(net: nn.Cell, work: Work) -> Callable[[Tensor, Tensor], Tensor]:
@@ -182,7 +223,16 @@ def main() -> None:
     thor.device.select("CPU")
     ms.set_context(mode=ms.GRAPH_MODE)
     work, data = TASKS[arguments.task], load(arguments.task)
-    results = {name: train(name, work, data, arguments.epochs, arguments.seed) for name in arguments.runs}
+    sizes = sorted({int(name.partition(" ")[2]) for name in arguments.runs if " " in name})
+    found: list[Profile] = []
+    results = {}
+    for name in arguments.runs:
+
+        def after_first(net: nn.Cell, name: str = name) -> None:
+            if name in FIRST_ORDER and len(sizes) > 1 and not found:
+                found.append(profile(net, work, data, sizes))
+
+        results[name] = train(name, work, data, arguments.epochs, arguments.seed, after_first)
     heads = "".join(f"{'epoch ' + str(e + 1):>10}" for e in range(arguments.epochs))
     print(f"{work.metric:18}{'s/epoch':>9}{'ms/refresh':>12}{heads}")
     for name, result in results.items():
@@ -191,7 +241,12 @@ def main() -> None:
         row = "".join(f"{point['value']:10.4f}" for point in curve)
         print(f"{name:18}{curve[-1]['seconds'] / len(curve):9.1f}{refresh}{row}")
     arguments.out.mkdir(parents=True, exist_ok=True)
-    report = {"settings": {k: str(v) for k, v in vars(arguments).items()}, "results": results}
+    report: dict[str, Any] = {"settings": {k: str(v) for k, v in vars(arguments).items()}, "results": results}
+    if found:
+        found[0].save(arguments.out / f"{arguments.task}-profile.json")
+        report["rank_correlations"] = predictions(found[0], results, 1.0 if work.metric == "test accuracy" else -1.0)
+        for measure_name, value in report["rank_correlations"].items():
+            print(f"rank correlation with training: {measure_name:28}{value:6.2f}")
     (arguments.out / f"{arguments.task}.json").write_text(json.dumps(report, indent=2), encoding="utf-8")
 
 
