@@ -93,7 +93,7 @@ class Order:
 def generator(seed: int, epoch: int, stream: int, *example: int) -> np.random.Generator:
     """Random numbers that depend on these alone.
 
-    A stream is used either with or without `example`: NumPy takes [seed, epoch, stream] and [seed, epoch, stream, 0] for
-    the same key.
+    A source uses a stream either with or without `example`: to NumPy, [seed, epoch, stream] and
+    [seed, epoch, stream, 0] are the same key.
     """
     return np.random.default_rng([seed, epoch, stream, *example])
