@@ -18,6 +18,9 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore.common.initializer import TruncatedNormal, initializer
 
+# A normal distribution of deviation 0.02, cut at two deviations; MindSpore takes the bounds as values.
+_INIT = TruncatedNormal(0.02, mean=0.0, a=-0.04, b=0.04)
+
 MASKED = -1e4  # what a masked score loses: as good as -inf after softmax, and within float16's range
 
 
@@ -302,13 +305,13 @@ def bert_large(**sizes: Any) -> BertForMaskedLM:
 
 
 def _dense(inputs: int, outputs: int) -> nn.Dense:
-    """A dense layer that starts from a normal distribution of 0.02, cut at two deviations, and zero bias."""
-    return nn.Dense(inputs, outputs, weight_init=TruncatedNormal(0.02), bias_init="zeros")
+    """A dense layer with BERT's initial weights, and zero bias."""
+    return nn.Dense(inputs, outputs, weight_init=_INIT, bias_init="zeros")
 
 
 def _embedding(count: int, config: BertConfig) -> nn.Embedding:
     """A table of `count` vectors, started like a dense layer."""
-    return nn.Embedding(count, config.hidden_size, embedding_table=TruncatedNormal(0.02))
+    return nn.Embedding(count, config.hidden_size, embedding_table=_INIT)
 
 
 def _norm(config: BertConfig) -> nn.LayerNorm:

@@ -41,7 +41,7 @@ def resolve(folder: str | Path | None = None) -> Path:
         (cache_folder(),),
         _missing,
         (_unpack_package,),
-        f"On Debian or Ubuntu run:  sudo apt-get update, and try again\n"
+        "On Debian or Ubuntu run:  sudo apt-get update, and try again\n"
         f"Elsewhere put {', '.join(_file(name) for name in NOVELS)} (plain text, from https://www.gutenberg.org) into "
         f"a folder, and run:  export {VARIABLE}=/that/folder",
         size="1.6 MB",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,7 +22,8 @@ from scripts.data.source import AUGMENTATION, IGNORED, NOTHING, Order, generator
 from scripts.errors import UserError
 
 LOOK_AHEAD = 3  # batches in the making while one is used
-MAX_UNREADABLE = 20  # in a row; more than a few bad files mean that the whole set is not there
+# A few bad files are skipped. More than so many, and more than a tenth, mean that the set itself is not there.
+FEW, TENTH = 20, 10
 
 log = logging.getLogger(__name__)
 
@@ -81,6 +83,7 @@ class ImageSource:
     strict: bool = False
     workers: int | None = None
     skipped: dict[str, str] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.size < 1:
@@ -149,20 +152,27 @@ class ImageSource:
         """Count an unreadable image, or end the run."""
         if self.strict:
             raise UserError(f"{item.name}: {error} (without 'strict' it would be skipped)")
-        if item.name not in self.skipped:
+        with self._lock:
+            new = item.name not in self.skipped
             self.skipped[item.name] = str(error)
+            skipped, count = len(self.skipped), len(self.collection)
+        if new:
             log.warning("skipped %s: %s", item.name, error)
+        if skipped > min(max(FEW, count // TENTH), count - 1):
+            raise UserError(f"{skipped} of {count} images cannot be read, such as {item.name}: {error}")
 
     def _substitute(self, epoch: int, index: int) -> Example:
-        """The next readable image after an unreadable one, as stored; mostly of the same class."""
-        for step in range(1, min(MAX_UNREADABLE, len(self.collection))):
-            (item,) = self.collection.items([(index + step) % len(self.collection)])
+        """The next readable image after an unreadable one, as stored; mostly of the same class.
+
+        There is one: `_skip` ends the run before all are found unreadable.
+        """
+        while True:
+            index = (index + 1) % len(self.collection)
+            (item,) = self.collection.items([index])
             try:
                 return self._view(epoch, index, item)
             except UnreadableError as error:
                 self._skip(item, error)
-        names = ", ".join(f"{name} ({reason})" for name, reason in list(self.skipped.items())[:3])
-        raise UserError(f"{len(self.skipped)} images cannot be read, and {item.name} is one of a row; first: {names}")
 
 
 def _stacked(examples: list[Future[Example]]) -> tuple[NDArray[np.float32], NDArray[np.int32]]:

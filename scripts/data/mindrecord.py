@@ -118,14 +118,17 @@ def convert(source: ImageFolder, target: Path, shards: int = 1, strict: bool = F
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     skipped: dict[str, str] = {}
-    kept = _write(_readable(source, skipped, strict), partial / FILE, shards)
-    if kept == 0:
-        raise UserError(f"{source.root}: none of its {len(source)} images can be read, such as {next(iter(skipped))}")
-    files = [FILE] if shards == 1 else sorted(path.name for path in partial.iterdir() if path.suffix != ".db")
-    about = {"classes": source.classes, "count": kept, "files": files}
-    (partial / ABOUT).write_text(json.dumps(about, indent=1))
-    check(load(partial), source, skipped)
-    os.replace(partial, target)
+    try:
+        kept = _write(_readable(source, skipped, strict), partial / FILE, shards)
+        if kept == 0:
+            raise UserError(f"{source.root}: none of its {len(source)} images can be read, such as {min(skipped)}")
+        files = sorted(path.name for path in partial.iterdir() if path.suffix != ".db")
+        about = {"classes": source.classes, "count": kept, "files": files}
+        (partial / ABOUT).write_text(json.dumps(about, indent=1))
+        check(load(partial), source, skipped)
+        os.replace(partial, target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
     return skipped
 
 
@@ -151,25 +154,25 @@ def check(records: Records, source: ImageFolder, skipped: Iterable[str] = ()) ->
 def _readable(source: ImageFolder, skipped: dict[str, str], strict: bool) -> Iterator[dict[str, Any]]:
     """A row for each image that decodes; the others go into `skipped`."""
 
-    def row(item: Item) -> dict[str, Any] | UnreadableError:
+    def row(number: int) -> dict[str, Any] | UnreadableError:
+        path = source.root / source.paths[number]
         try:
-            images.decode(item.content)
+            images.decode(path)
         except UnreadableError as error:
             return error
-        assert isinstance(item.content, Path)
-        name = item.content.relative_to(source.root).as_posix()
-        return {"image": item.content.read_bytes(), "label": item.label, "name": name}
+        return {"image": path.read_bytes(), "label": int(source.labels[number]), "name": source.paths[number]}
 
     with ThreadPoolExecutor() as pool:
         for first in range(0, len(source), GROUP):
-            items = list(source.items(range(first, min(first + GROUP, len(source)))))
-            for item, result in zip(items, pool.map(row, items), strict=True):
+            numbers = range(first, min(first + GROUP, len(source)))
+            for number, result in zip(numbers, pool.map(row, numbers), strict=True):
                 if not isinstance(result, UnreadableError):
                     yield result
-                elif strict:
-                    raise UserError(f"{item.name}: {result} (without --strict it would be left out)")
-                else:
-                    skipped[item.name] = str(result)
+                    continue
+                path = str(source.root / source.paths[number])
+                if strict:
+                    raise UserError(f"{path}: {result} (without --strict it would be left out)")
+                skipped[path] = str(result)
 
 
 def _write(rows: Iterator[dict[str, Any]], path: Path, shards: int) -> int:

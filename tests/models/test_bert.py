@@ -81,6 +81,18 @@ def test_names_are_those_of_published_checkpoints():
     assert names == expected
 
 
+def test_initial_weights_are_a_normal_distribution_cut_at_two_deviations():
+    ms.set_seed(0)
+    for name, value in _values(models.bert_tiny(vocab_size=2000)).items():
+        if name.endswith(("bias", "beta")):
+            assert not value.any()
+        elif name.endswith("gamma"):
+            assert (value == 1).all()
+        elif value.size > 10_000:
+            assert 0.039 < np.abs(value).max() <= 0.04, name
+            assert value.std() == pytest.approx(0.02 * 0.8796, rel=0.02)  # of a normal distribution cut so
+
+
 def _norm(x, gamma, beta):
     centred = x - x.mean(-1, keepdims=True)
     return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-12) * gamma + beta

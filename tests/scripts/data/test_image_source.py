@@ -111,13 +111,27 @@ def test_strict_ends_the_run_and_names_the_file(damaged):
         list(source(damaged, strict=True, training=False).epoch(0))
 
 
-def test_a_set_that_cannot_be_read_ends_the_run(photographs, tmp_path):
+@pytest.mark.parametrize("training", [True, False])
+def test_a_set_that_cannot_be_read_ends_the_run(training, tmp_path):
     root = imagenet_samples.arrange(tmp_path) / "train"
-    plan = source(root)
+    plan = source(root, training=training)
     for path in root.rglob("*.JPEG"):
         path.unlink()
-    with pytest.raises(UserError, match=r"images cannot be read, .*; first: .*no such file"):
+    with pytest.raises(UserError, match=r"20 of 20 images cannot be read, such as .*JPEG: no such file"):
         list(plan.epoch(0))
+
+
+def test_more_than_a_tenth_unreadable_ends_the_run(tmp_path):
+    """22 of 100: more than a few, and more than a tenth. 20 of 100 are still skipped."""
+    (tmp_path / "n00000001").mkdir(parents=True)
+    good = imagenet_samples.samples("imagenet")[0][0].read_bytes()
+    for number in range(100):
+        (tmp_path / "n00000001" / f"{number:03d}.JPEG").write_bytes(b"" if number < 20 else good)
+    list(source(tmp_path, training=False, batch_size=50).epoch(0))
+    for number in (20, 21):
+        (tmp_path / "n00000001" / f"{number:03d}.JPEG").write_bytes(b"")
+    with pytest.raises(UserError, match="21 of 100 images cannot be read"):
+        list(source(tmp_path, training=False, batch_size=50).epoch(0))
 
 
 def test_leaving_an_epoch_early_leaves_no_thread_behind(photographs):

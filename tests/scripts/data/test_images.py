@@ -45,6 +45,21 @@ def test_unreadable_files_say_why(tmp_path):
         images.decode(tmp_path / "absent.JPEG")
 
 
+def test_damaged_bytes_give_an_image_or_a_reason():
+    """Whatever is wrong with a file, no other exception comes out."""
+    random, unreadable = np.random.default_rng(0), 0
+    files = [path.read_bytes() for kind in ("imagenet", "cifar10") for path, _ in imagenet_samples.samples(kind)]
+    for _ in range(400):
+        content = bytearray(files[random.integers(len(files))])
+        for place in random.integers(0, min(len(content), 1500), random.integers(1, 30)):
+            content[place] = random.integers(256)
+        try:
+            assert images.decode(bytes(content[: random.integers(1, 40_000)])).mode == "RGB"
+        except UnreadableError:
+            unreadable += 1
+    assert 100 < unreadable < 400
+
+
 @pytest.mark.parametrize("width, height", [(500, 375), (32, 32), (3, 900), (1, 1)])
 def test_random_boxes_lie_inside_and_keep_area_and_ratio(width, height):
     random = np.random.default_rng(0)
