@@ -209,6 +209,7 @@ class BertModel(nn.Cell):
         self.embeddings = BertEmbeddings(config)
         self.encoder = BertEncoder(config)
         self.pooler: nn.Cell | None = BertPooler(config) if pooler else None
+        self._masked = MASKED  # mixed precision O1 rewrites `construct`, and loses the names of this module
 
     def construct(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
@@ -219,7 +220,7 @@ class BertModel(nn.Cell):
         """
         bias = None
         if attention_mask is not None:
-            bias = ((1.0 - attention_mask.astype(ms.float32)) * MASKED)[:, None, None, :]
+            bias = ((1.0 - attention_mask.astype(ms.float32)) * self._masked)[:, None, None, :]
         x = self.encoder(self.embeddings(input_ids, token_type_ids), bias)
         if self.pooler is None:
             return x

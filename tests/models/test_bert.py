@@ -204,6 +204,16 @@ def test_dropout_acts_in_training_alone():
     assert first[0].shape == (3, 6, 8) and first[1].shape == (3, 8)
 
 
+def test_mixed_precision_gives_nearly_the_same():
+    network = BertForMaskedLM(BertConfig(**SMALL)).set_train(False)
+    positions, mask = ms.Tensor([[0, 3]] * 3, ms.int32), ms.Tensor([[1, 1, 1, 1, 0, 0]] * 3, ms.int32)
+    exact = network(ms.Tensor(IDS), positions, mask).asnumpy()
+    network = ms.amp.auto_mixed_precision(network, "O3")
+    found = network(ms.Tensor(IDS), positions, mask).asnumpy()
+    assert not np.array_equal(found, exact)
+    np.testing.assert_allclose(found, exact, atol=0.01 * np.abs(exact).max())
+
+
 @pytest.mark.parametrize(
     "sizes, message",
     [
