@@ -31,6 +31,7 @@ bench: $(STAMP) ## measure step times: Momentum, THOR's plain step, curvature st
 lock: ## renew requirements.lock with the newest versions that pyproject.toml allows
 	@$(MAKE) --no-print-directory $(VENV)/bin/pip
 	$(VENV)/bin/pip install --upgrade --upgrade-strategy eager ".[train,dev]"
+	$(VENV)/bin/pip install --no-deps foolbox==3.3.4
 	{ head -n 1 requirements.lock; \
 	  $(VENV)/bin/pip freeze --all | grep -v -i -E '^(pip==|mindspore[-_]thor)'; } > requirements.lock.new
 	mv requirements.lock.new requirements.lock
@@ -45,8 +46,9 @@ $(VENV)/bin/pip:
 	  echo "Install python3.11, or name one: make BASE=/path/to/python3.11" >&2; exit 1; }
 	"$(BASE)" -m venv $(VENV)
 
-# Repeats are instant and need no network: the stamp is renewed only when one of the two files changes.
+# Repeats are instant and need no network: the stamp is renewed only when one of the two files changes. The lock is
+# complete; --no-deps, because of foolbox only the sample photographs are wanted, and not what the package asks for.
 $(STAMP): pyproject.toml requirements.lock | $(VENV)/bin/pip
-	$(VENV)/bin/pip install --quiet --disable-pip-version-check -r requirements.lock
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps -r requirements.lock
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $(STAMP)

@@ -8,8 +8,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn
 
-from scripts.data.batches import normalise
-from scripts.data.fashion_mnist import Split
+from scripts.data.batches import Split, normalise
 from scripts.settings import TrainSettings
 
 BATCH = 1000

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from scripts.data.batches import Batches, normalise
+from scripts.data.source import IGNORED
 
 
 def batches(**options):
@@ -48,6 +49,45 @@ def test_crop_shifts_and_flip_mirrors():
     assert np.array_equal(plan._augmented(image, np.array([[2, 2, 1]])), image[:, :, ::-1])
     shifted = plan._augmented(image, np.array([[4, 2, 0]]))
     assert np.array_equal(shifted[0, :-2], image[0, 2:]) and not shifted[0, -2:].any()
+
+
+def test_colour_images_are_changed_alike_in_every_channel():
+    grey = batches(crop=2, flip=True, seed=4)
+    colour = Batches(
+        images=np.stack([grey.images, 255 - grey.images, grey.images], axis=1),
+        labels=grey.labels, batch_size=8, crop=2, flip=True, seed=4,
+    )  # fmt: skip
+    inside = np.s_[:, :, 4:-4, 4:-4]  # where no zeros come in
+    for (images, _), (expected, _) in zip(colour.epoch(1), grey.epoch(1), strict=True):
+        assert images.shape == (8, 3, 28, 28)
+        assert np.array_equal(images[:, :1], expected) and np.array_equal(images[:, 2:], expected)
+        np.testing.assert_allclose(images[inside][:, 1], 1 - expected[inside][:, 0], atol=1e-6)
+
+
+def test_ranks_cut_one_global_batch():
+    whole = list(batches(seed=2, crop=2, flip=True).epoch(1))
+    parts = []
+    for rank in (0, 1):
+        part = batches(seed=2, crop=2, flip=True, rank=rank, ranks=2)
+        object.__setattr__(part, "batch_size", 4)
+        parts.append(list(part.epoch(1)))
+    for (images, labels), *shares in zip(whole, *parts, strict=True):
+        assert np.array_equal(images, np.concatenate([share[0] for share in shares]))
+        assert np.array_equal(labels, np.concatenate([share[1] for share in shares]))
+
+
+def test_evaluation_sees_every_image_unchanged_and_fills_the_last_batch():
+    plan = batches(crop=2, flip=True, training=False)
+    images, labels = (np.concatenate(parts) for parts in zip(*plan.epoch(0), strict=True))
+    assert len(plan) == 7 and len(images) == 56
+    assert np.array_equal(images[:50], normalise(plan.images, 0.0, 1.0))
+    assert np.array_equal(labels[:50], plan.labels) and (labels[50:] == IGNORED).all()
+
+
+def test_normalise_by_channel():
+    images = np.full((2, 3, 1, 1), 255, np.uint8)
+    found = normalise(images, (0.5, 0.0, 1.0), (0.5, 0.25, 2.0))
+    np.testing.assert_allclose(found[1, :, 0, 0], [1.0, 4.0, 0.0], atol=1e-6)
 
 
 def test_normalise():

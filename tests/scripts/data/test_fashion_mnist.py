@@ -1,9 +1,10 @@
 import subprocess
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from scripts.data import fashion_mnist
+from scripts.data import fashion_mnist, fetch
 from scripts.errors import UserError
 from tests.scripts.tiny import write_set
 
@@ -43,9 +44,9 @@ def test_error_says_the_command_where_nothing_works(tmp_path, monkeypatch):
     def unreachable(*_, **__):
         raise OSError("no route to host")
 
-    monkeypatch.setattr(fashion_mnist.shutil, "which", lambda name: f"/usr/bin/{name}")
-    monkeypatch.setattr(fashion_mnist.subprocess, "run", refuse)
-    monkeypatch.setattr(fashion_mnist.urllib.request, "urlopen", unreachable)
+    monkeypatch.setattr(fetch.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(fetch.subprocess, "run", refuse)
+    monkeypatch.setattr(fetch.urllib.request, "urlopen", unreachable)
     with pytest.raises(UserError) as caught:
         fashion_mnist.resolve()
     message = str(caught.value)
@@ -60,15 +61,15 @@ def test_without_root_the_package_is_unpacked_into_the_cache(tmp_path, monkeypat
     def pretend(command, cwd=None, **_):
         commands.append(command[:2])
         if command[:2] == ["apt-get", "download"]:
-            (fashion_mnist.Path(cwd) / "dataset.deb").touch()
+            (Path(cwd) / "dataset.deb").touch()
         if command[0] == "dpkg-deb":
-            write_set(fashion_mnist.Path(command[-1]) / "usr/share/datasets/fashion-mnist")
+            write_set(Path(command[-1]) / "usr/share/datasets/fashion-mnist")
 
-    monkeypatch.setattr(fashion_mnist, "SYSTEM_FOLDER", fashion_mnist.Path("/usr/share/datasets/fashion-mnist"))
+    monkeypatch.setattr(fashion_mnist, "SYSTEM_FOLDER", Path("/usr/share/datasets/fashion-mnist"))
     monkeypatch.setattr(fashion_mnist, "_missing", lambda folder: [] if (folder / "absent").exists() else ["all"])
-    monkeypatch.setattr(fashion_mnist.os, "geteuid", lambda: 1000)
-    monkeypatch.setattr(fashion_mnist.shutil, "which", lambda name: f"/usr/bin/{name}")
-    monkeypatch.setattr(fashion_mnist.subprocess, "run", pretend)
+    monkeypatch.setattr(fetch.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(fetch.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(fetch.subprocess, "run", pretend)
     assert fashion_mnist.resolve() == fashion_mnist.cache_folder()
     assert commands == [["apt-get", "download"], ["dpkg-deb", "-x"]]
     assert sorted(path.name for path in fashion_mnist.cache_folder().iterdir()) == sorted(fashion_mnist.FILES)
@@ -85,7 +86,7 @@ def test_download_with_a_wrong_checksum_is_refused(tmp_path, monkeypatch):
         def read(self):
             return b"not the file"
 
-    monkeypatch.setattr(fashion_mnist.urllib.request, "urlopen", lambda *_, **__: Response())
+    monkeypatch.setattr(fetch.urllib.request, "urlopen", lambda *_, **__: Response())
     with pytest.raises(UserError, match="train-images-idx3-ubyte.gz: the MD5 sum is .* and should be 8d4fb7"):
         fashion_mnist._download()
 

@@ -1,0 +1,144 @@
+"""Finds the files of a data set, and brings them where they are missing.
+
+`locate` looks in a folder named by the user, else in the one that an environment variable names, else in the cache and
+in the system's folder, else fetches them; where that fails too, its error says which command helps.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from scripts.errors import UserError
+
+Missing = Callable[[Path], list[str]]
+
+
+def locate(
+    title: str,
+    option: str | Path | None,
+    variable: str,
+    folders: Sequence[Path],
+    missing: Missing,
+    ways: Sequence[Callable[[], Path]],
+    advice: str,
+    size: str = "",
+) -> Path:
+    """The folder that holds a data set.
+
+    Args:
+        title: What the set is called in messages.
+        option: A folder named by the user; it must be complete.
+        variable: Environment variable that may name a folder; it must be complete then.
+        folders: Where else the set may be, in order.
+        missing: Names of the files that a folder lacks.
+        ways: Functions that fetch the set and answer with its folder, in the order to try.
+        advice: What the user can do where all this fails.
+        size: How much is fetched, for the message.
+    """
+    for source, named in (("the option data.folder", option), (variable, os.environ.get(variable))):
+        if named:
+            return complete(Path(named).expanduser(), source, missing)
+    for candidate in folders:
+        if not missing(candidate):
+            return candidate
+    if not ways:
+        raise UserError(f"{title} is not on this machine.\n{advice}")
+    print(f"Fetching {title} ({size}, once) ...", file=sys.stderr)
+    reasons = []
+    for way in ways:
+        try:
+            return way()
+        except (OSError, subprocess.SubprocessError, UserError) as error:
+            reasons.append(f"{way.__name__.strip('_').replace('_', ' ')}: {_reason(error)}")
+    raise UserError(f"{title} is not on this machine and could not be fetched.\n  " + "\n  ".join(reasons + [advice]))
+
+
+def complete(folder: Path, source: str, missing: Missing) -> Path:
+    """The folder, if it has all files."""
+    lacking = missing(folder)
+    if lacking:
+        raise UserError(f"{folder} ({source}) lacks {', '.join(lacking)}")
+    return folder
+
+
+def cache_folder(name: str) -> Path:
+    """Where the fetched files of a set are kept."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "mindspore-thor" / name
+
+
+def install_package(package: str) -> None:
+    """Install a Debian package, as root."""
+    _require_apt()
+    if os.geteuid() != 0:
+        raise UserError("not root")
+    _apt("install", "--yes", "--no-install-recommends", package)
+
+
+@contextmanager
+def unpacked_package(package: str) -> Iterator[Path]:
+    """A temporary folder with the files of a Debian package, as if it were `/`; needs no root."""
+    _require_apt()
+    with tempfile.TemporaryDirectory() as temporary:
+        _apt("download", package, folder=temporary)
+        archive = next(Path(temporary).glob("*.deb"))
+        _run(["dpkg-deb", "-x", str(archive), temporary])
+        yield Path(temporary)
+
+
+def download(url: str, md5: str) -> bytes:
+    """The content of a URL, compared with its published MD5 sum."""
+    with urllib.request.urlopen(url, timeout=30) as response:
+        content: bytes = response.read()
+    found = hashlib.md5(content, usedforsecurity=False).hexdigest()
+    if found != md5:
+        raise UserError(f"{url.rsplit('/', 1)[-1]}: the MD5 sum is {found}, and should be {md5}")
+    return content
+
+
+def keep(folder: Path, names: Sequence[str], cache: Path) -> Path:
+    """Copy files into the cache, each under its final name only once complete; the cache."""
+    cache.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        partial = cache / f"{name}.partial"
+        shutil.copyfile(folder / name, partial)
+        os.replace(partial, cache / name)
+    return cache
+
+
+def _reason(error: Exception) -> str:
+    """A failure in one line."""
+    if isinstance(error, subprocess.CalledProcessError):
+        lines = (error.stderr or "").strip().splitlines()
+        return lines[-1] if lines else f"{error.cmd[0]} ended with status {error.returncode}"
+    return str(error)
+
+
+def _require_apt() -> None:
+    """An error where there is no apt-get."""
+    if shutil.which("apt-get") is None:
+        raise UserError("apt-get is not on this machine")
+
+
+def _apt(*arguments: str, folder: str | None = None) -> None:
+    """Run apt-get; where it fails, once more after `apt-get update`."""
+    try:
+        _run(["apt-get", *arguments], folder)
+    except subprocess.CalledProcessError:
+        _run(["apt-get", "update"])
+        _run(["apt-get", *arguments], folder)
+
+
+def _run(command: list[str], folder: str | None = None) -> None:
+    """Run a command silently, never asking anything."""
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True, text=True, timeout=300)

@@ -1,0 +1,44 @@
+"""Twenty photographs arranged as ImageNet is: for tests and demonstrations, never for results.
+
+They come with the package foolbox (pip install --no-deps foolbox==3.3.4): ImageNet's label is in each file's name. The
+images are for research, and no part of this project.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shutil
+from pathlib import Path
+
+from scripts.errors import UserError
+
+PACKAGE = "foolbox==3.3.4"
+CLASSES = 1000
+
+
+def folder() -> Path:
+    """The folder of the package's samples; the package itself is not imported, since it needs more than is here."""
+    found = importlib.util.find_spec("foolbox")
+    if found is None or found.origin is None:
+        raise UserError(f"the sample photographs are missing; run:  pip install --no-deps {PACKAGE}")
+    return Path(found.origin).parent / "data"
+
+
+def samples(kind: str) -> list[tuple[Path, int]]:
+    """Files and labels of `imagenet`, `cifar10` or `cifar100`, in order."""
+    found = sorted(folder().glob(f"{kind}_*"))
+    return [(path, int(re.split(r"[_.]", path.name)[2])) for path in found]
+
+
+def arrange(target: Path) -> Path:
+    """Copy the twenty JPEGs to target/train/nXXXXXXXX and target/val/nXXXXXXXX, the same ones in both.
+
+    The folder's number is ImageNet's label and no WordNet number, so that sorted folders are in ImageNet's order.
+    """
+    for part in ("train", "val"):
+        for number, (path, label) in enumerate(samples("imagenet")):
+            place = target / part / f"n{label:08d}"
+            place.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, place / f"n{label:08d}_{number}.JPEG")
+    return target

@@ -1,0 +1,158 @@
+"""Plain text for masked language modelling: fixed sequences of word pieces, some of them hidden.
+
+A sequence is [CLS], `length - 2` consecutive pieces of one document, [SEP]. Of the pieces, 15 % are to be predicted,
+the same number in every sequence, so that all batches have one shape: of these, 80 % are replaced by [MASK], 10 % by a
+random piece, and 10 % stay (Devlin et al., 2019, appendix A.1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scripts.data.source import IGNORED, MASKING, NOTHING, Order, generator
+from scripts.data.wordpiece import END, MASK, SPECIAL, START, Vocabulary
+from scripts.errors import UserError
+
+PREDICTED = 0.15  # share of the pieces that are to be predicted
+HIDDEN, REPLACED = 0.8, 0.1  # shares of these that become [MASK], or a random piece
+HELD_OUT = 20  # without a held-out document, one part in so many of each document is held out: its end
+
+TextBatch = tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskedText:
+    """Cuts sequences into batches: token numbers [B, T], positions [B, P] of the P hidden ones, labels [B P].
+
+    What is hidden in a sequence depends on seed, epoch and the sequence's number alone, and in evaluation on the seed
+    and its number, so that every evaluation asks the same.
+
+    Attributes:
+        sequences: Token numbers [count, T], as `sequences` makes them.
+        words: Size of the vocabulary.
+        batch_size: Sequences a batch of this rank.
+        seed: Decides order and hiding, with the epoch.
+        rank: Which part of each global batch is cut; see `Order`.
+        ranks: Parts of a global batch.
+        training: False for evaluation: stored order, the last batch filled with labels IGNORED.
+    """
+
+    sequences: NDArray[np.int32]
+    words: int
+    batch_size: int
+    seed: int = 0
+    rank: int = 0
+    ranks: int = 1
+    training: bool = True
+
+    def __post_init__(self) -> None:
+        if len(self.sequences) and self.sequences.max() >= self.words:
+            raise UserError(f"words must be above {self.sequences.max()}, the largest token, and is {self.words}")
+
+    def __len__(self) -> int:
+        """Batches an epoch."""
+        return len(self._order)
+
+    @property
+    def predictions(self) -> int:
+        """P: how many tokens of a sequence are to be predicted."""
+        return max(1, round(PREDICTED * (self.sequences.shape[1] - 2)))
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[TextBatch]:
+        """Batches of an epoch from number `start` on: token numbers, positions, labels."""
+        for chosen in self._order.batches(epoch, start):
+            examples = [self._example(epoch if self.training else 0, int(index)) for index in chosen]
+            tokens, positions, labels = (np.stack(parts) for parts in zip(*examples, strict=True))
+            yield tokens, positions, labels.reshape(-1)
+
+    @property
+    def _order(self) -> Order:
+        return Order(
+            count=len(self.sequences),
+            batch_size=self.batch_size,
+            seed=self.seed,
+            rank=self.rank,
+            ranks=self.ranks,
+            training=self.training,
+        )
+
+    def _example(self, epoch: int, index: int) -> TextBatch:
+        """A sequence with some tokens hidden, their positions (ascending), and what they were."""
+        length, count = self.sequences.shape[1], self.predictions
+        if index == NOTHING:
+            return np.zeros(length, np.int32), np.arange(count, dtype=np.int32), np.full(count, IGNORED, np.int32)
+        random = generator(self.seed, epoch, MASKING, index)
+        tokens = self.sequences[index].copy()
+        positions = np.sort(random.choice(length - 2, count, replace=False) + 1).astype(np.int32)
+        labels = tokens[positions]
+        lot = random.random(count)
+        others = random.integers(len(SPECIAL), self.words, count).astype(np.int32)
+        shown = np.where(lot < HIDDEN, MASK, np.where(lot < HIDDEN + REPLACED, others, labels))
+        tokens[positions] = shown
+        return tokens, positions, labels
+
+
+def read(path: Path) -> dict[str, str]:
+    """The documents of a plain text file, or of all NAME.txt in a folder: name without ending, and text."""
+    if path.is_dir():
+        files = sorted(path.glob("*.txt"))
+        if not files:
+            raise UserError(f"{path}: holds no NAME.txt")
+    else:
+        files = [path]
+    return {file.stem: _read(file) for file in files}
+
+
+def split(documents: Mapping[str, str], held_out: str | None = None) -> tuple[dict[str, str], dict[str, str]]:
+    """Documents for training, and for evaluation.
+
+    Args:
+        documents: Name and text of each.
+        held_out: The document that is kept for evaluation; a twentieth of each document, its end, unless given.
+    """
+    if held_out is not None:
+        if held_out not in documents:
+            raise UserError(f"held_out = {held_out!r}: must be one of {', '.join(documents)}")
+        if len(documents) == 1:
+            raise UserError(f"held_out = {held_out!r}: is the only document, and nothing would be left to train on")
+        train = {name: text for name, text in documents.items() if name != held_out}
+        return train, {held_out: documents[held_out]}
+    cuts = {name: len(text) - len(text) // HELD_OUT for name, text in documents.items()}
+    train = {name: text[: cuts[name]] for name, text in documents.items()}
+    return train, {name: text[cuts[name] :] for name, text in documents.items()}
+
+
+def sequences(documents: Mapping[str, str], vocabulary: Vocabulary, length: int) -> NDArray[np.int32]:
+    """Documents as token numbers [count, length]; what is left over at the end of each is dropped."""
+    if length < 8:
+        raise UserError(f"length must be at least 8 tokens, and is {length}")
+    parts = []
+    for text in documents.values():
+        tokens = vocabulary.encode(text)
+        whole = len(tokens) // (length - 2)
+        inside = tokens[: whole * (length - 2)].reshape(whole, length - 2)
+        parts.append(np.pad(inside, ((0, 0), (1, 1)), constant_values=((0, 0), (START, END))))
+    result = np.concatenate(parts)
+    if len(result) == 0:
+        raise UserError(f"{', '.join(documents)}: too short for one sequence of {length} tokens")
+    return result
+
+
+def _read(path: Path) -> str:
+    """The text of a file."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 text (byte {error.start}); convert it, for instance with iconv") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    if not text.strip():
+        raise UserError(f"{path}: holds no text")
+    return text
