@@ -39,6 +39,7 @@ class Options:
     weight_decay: float
     weight_decay_mode: str
     skip: tuple[str, ...]
+    norms: bool
     max_bad_steps: int
 
     def gather_interval(self, step: int) -> int:
@@ -60,6 +61,13 @@ def number(name: str, value: Any, low: float, high: float = math.inf, *, open_hi
         upper = "" if high == math.inf else f" and {'less than' if open_high else 'at most'} {high:g}"
         raise ValueError(f"{name} must be finite and at least {low:g}{upper}, but got {value}")
     return size
+
+
+def check_bool(name: str, value: Any) -> bool:
+    """True or False, or an error."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, but got {value!r} of type {type(value).__name__}")
+    return value
 
 
 def block_plan(block_size: Any, split: str, rank: int) -> BlockPlan:
@@ -91,7 +99,7 @@ def skip_patterns(skip: Any) -> tuple[str, ...]:
 
 def read_options(
     *, damping, block_size, split, rank, refresh, interval, factor_interval, factor_decay, clip, weight_decay,
-    weight_decay_mode, skip, max_bad_steps,
+    weight_decay_mode, skip, max_bad_steps, norms,
 ) -> Options:  # fmt: skip
     """All settings but the inner optimizer's, checked."""
     if not isinstance(refresh, TraceRule):
@@ -118,6 +126,7 @@ def read_options(
         weight_decay=number("weight_decay", weight_decay, 0.0),
         weight_decay_mode=weight_decay_mode,
         skip=skip_patterns(skip),
+        norms=check_bool("norms", norms),
         max_bad_steps=check_int("max_bad_steps", max_bad_steps, 1),
     )
 

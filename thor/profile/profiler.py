@@ -106,7 +106,8 @@ def measure(
 ) -> Profile:  # fmt: skip
     """Measure ``task``, going on from ``resume``; ``save`` is called whenever something new was measured."""
     progress = progress or Silent()
-    targets, left_out = capture.find(task.net, task.skip)
+    targets, left_out = capture.find(task.net, task.skip, norms=False)
+    targets = [target for target in targets if target.kind in ("dense", "conv")]  # the others are not cut
     if not targets:
         why = "; ".join(f"{x.name} ({x.type}): {x.reason}" for x in left_out[:5]) or "it has no weights"
         raise ValueError(f"no layer to profile in {type(task.net).__name__} ({why})")
