@@ -17,7 +17,7 @@ NORM = 3e-5
 
 
 def spd(dim, copies=1, seed=0, rows=None):
-    """A stack of second moments [c, d, d] of uncentred rows, and the scaled means with A - u u^T still semi-definite."""
+    """Second moments [c, d, d] of uncentred rows, and the means u with A - u u^T still semi-definite."""
     rng = np.random.default_rng(seed)
     x = rng.standard_normal((copies, rows or dim + 5, dim)) * rng.uniform(0.2, 2.0, dim) + 0.5
     factor = np.einsum("cri,crj->cij", x, x) / x.shape[1]
@@ -123,7 +123,7 @@ def test_a_copy_is_a_block_of_its_own():
 
 @pytest.mark.parametrize("seed", range(5))
 def test_nested_cuts_lose_less_with_larger_blocks(seed):
-    """Each block is a principal submatrix of a block twice its size, so its largest eigenvalue is no larger (Cauchy)."""
+    """A block is a principal submatrix of one twice its size, so its largest eigenvalue is no larger (Cauchy)."""
     factor, _ = spd(64, copies=2, seed=seed, rows=1 + 20 * seed)
     losses = [loss(factor, size) for size in (1, 2, 4, 8, 16, 32, 64)]
     assert all(larger <= smaller + NORM for smaller, larger in zip(losses, losses[1:], strict=False))
@@ -225,7 +225,9 @@ def test_an_indefinite_difference_is_measured_by_its_largest_magnitude():
     values = np.concatenate([np.linspace(-1, 1, 60), [-3.0]])
     matrix = with_eigenvalues(values)[0]
     assert spectral.spectral_norm(lambda x: matrix @ x, 61) == pytest.approx(3.0, rel=NORM)
-    assert spectral.spectral_norm(lambda x: matrix[:20, :20] @ x, 20) == pytest.approx(norm(matrix[None, :20, :20]), rel=NORM)
+    assert spectral.spectral_norm(lambda x: matrix[:20, :20] @ x, 20) == pytest.approx(
+        norm(matrix[None, :20, :20]), rel=NORM
+    )
 
 
 def test_where_lanczos_gives_nothing_power_iteration_answers(monkeypatch):
