@@ -46,7 +46,7 @@ def choose_per_layer(profile: Profile, budget: float = math.inf, order: str = "c
     """Each factor's smallest candidate with a loss below the threshold; a factor that none keeps stays whole.
 
     While the modelled refresh exceeds ``budget`` seconds, one factor moves to the candidate that gives up the least
-    loss per second saved: mostly a smaller one, but where many small blocks cost more than few large ones, a larger one.
+    loss per second saved: mostly a smaller one, but a larger one where many small blocks cost more than a few large.
     If nothing saves any more and it still exceeds, a ValueError says so.
     """
     if not budget > 0:
