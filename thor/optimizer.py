@@ -171,6 +171,11 @@ class THOR(nn.Cell):
 
         def checked(data: Tensor, *options: Any) -> Parameter:
             stored = data.asnumpy().tobytes().decode(errors="replace").rstrip()
+            if self.options.auto:  # the first step would begin anew with the plan it chooses
+                raise ValueError(
+                    "block_size='auto' has not chosen a block size yet, so no checkpoint can be loaded: take one step "
+                    f"first, or give the plan that the checkpoint was made with ({stored})"
+                )
             if stored != self._plan_text:
                 raise ValueError(
                     f"the checkpoint belongs to another optimizer: {plan_differences(stored, self._plan_text)}"
@@ -222,7 +227,8 @@ class THOR(nn.Cell):
     def factors(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """(A, G) of a layer as dense float32, as approximated by its split; the bias is A's last coordinate.
 
-        A grouped convolution has a leading axis of groups.
+        Where a plan with ``order="position"`` cuts A, its coordinates stand in that order. A grouped convolution has a
+        leading axis of groups.
         """
         layer = self._layer(name)
         return _squeezed(layer.a.dense()), _squeezed(layer.g.dense())
