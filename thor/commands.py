@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -58,7 +60,7 @@ def profile(
     batch_size: Annotated[int, typer.Option(min=1, help="of --data fashion-mnist")] = 128,
     batches: Annotated[int, typer.Option(min=1, help="batches that factors are averaged over")] = 1,
     loss: Annotated[
-        str, typer.Option(help="cross-entropy, squared-error (to the input, unless --data is yours), or module:callable")
+        str, typer.Option(help="cross-entropy, squared-error (to the input, but for own data), or module:callable")
     ] = "cross-entropy",
     device_name: Annotated[str, typer.Option("--device", help="CPU, GPU, Ascend or auto")] = "auto",
     dims: Annotated[str | None, typer.Option(help="block sizes to try, as in 1,16,32,64")] = None,
@@ -145,15 +147,22 @@ def _try_network(net: Any, task: Task) -> None:
         output = _computed(net(*inputs[:-1]) if task.loss_fn is not None else net(*inputs))
     except Exception as error:
         shapes = " and ".join(str(tuple(item.shape)) for item in inputs[:-1])
-        raise target.UsageError(f"the network does not take an input of shape {shapes}; it says:\n{error}") from error
+        raise target.UsageError(
+            f"the network does not take an input of shape {shapes}; it says:\n{_own_words(error)}"
+        ) from error
     try:
         if task.loss_fn is not None:
             _computed(task.loss_fn(output, inputs[-1]))
     except Exception as error:
         raise target.UsageError(
             f"the loss does not take outputs of shape {getattr(output, 'shape', type(output).__name__)} with targets "
-            f"of shape {tuple(inputs[-1].shape)} (see --loss and --classes); it says:\n{error}"
+            f"of shape {tuple(inputs[-1].shape)} (see --loss and --classes); it says:\n{_own_words(error)}"
         ) from error
+
+
+def _own_words(error: Exception) -> str:
+    """An error's message without MindSpore's C++ call stack behind it."""
+    return str(error).split("\n\n-----", 1)[0].strip()
 
 
 def _computed(output: Any) -> Any:
@@ -176,7 +185,7 @@ def _measure(task: Task, out: Path | None, fresh: bool) -> Profile:
             _say(f"going on from {out}: {len(resume.calls)} times and {len(resume.layers)} layers are there")
     saved = _Saver(out)
     try:
-        with _Bars() as bars:
+        with _interruptible(), _Bars() as bars:
             result = measure(task, resume=resume, progress=bars, save=saved)
     except KeyboardInterrupt:
         saved.flush()
@@ -187,6 +196,26 @@ def _measure(task: Task, out: Path | None, fresh: bool) -> Profile:
         raise typer.Exit(INTERRUPTED) from None
     saved.flush()
     return result
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Let Ctrl-C, and a SIGTERM, raise KeyboardInterrupt.
+
+    MindSpore takes SIGINT for itself once it has run an operator, and answers it by sending its own process a SIGTERM,
+    which would end it without a word.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        for number in before:
+            signal.signal(number, signal.default_int_handler)
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: not set by Python
 
 
 class _Saver:
