@@ -93,10 +93,11 @@ def test_without_out_nothing_is_written(tmp_path, monkeypatch):
     assert "block size: " in result.stdout and "wrote" not in result.stdout
 
 
-def test_own_data_are_averaged_over_batches_and_not_called_synthetic(tmp_path):
+def test_own_data_are_averaged_over_batches_and_fresh_overwrites_what_was_there(tmp_path):
     out = tmp_path / "p.json"
+    out.write_text("{")
     arguments = ("--data", "tinynetwork:batches", "--batches", "2", "--skip", "^2$", "--dims", "1,2,4")
-    result = thor("profile", "tinynetwork:build", *arguments, "--out", out)
+    result = thor("profile", "tinynetwork:build", *arguments, "--out", out, "--fresh")
     assert result.exit_code == 0, result.output
     assert "synthetic" not in result.stdout and "data: tinynetwork:batches, 2 batches" in result.stdout
     assert [layer.name for layer in Profile.load(out).layers] == ["0"]
@@ -244,13 +245,6 @@ def test_a_profile_that_cannot_be_used_is_neither_shown_nor_overwritten(content,
     message = refused("profile", *TINY, "--out", path)
     assert all(word in message for word in (str(path), *words, "--fresh")), message
     assert path.read_bytes() == content
-
-
-def test_fresh_measures_anew(tmp_path, quick):
-    path = tmp_path / "p.json"
-    path.write_text("{")
-    assert thor("profile", *TINY, "--out", path, "--fresh").exit_code == 0
-    assert Profile.load(path).complete
 
 
 def test_show_refuses_what_it_cannot_use(tmp_path):
