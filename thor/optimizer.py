@@ -148,7 +148,9 @@ class THOR(nn.Cell):
     def _name_state(self, scale: float) -> None:
         """Everything training depends on, as Parameters."""
         layers = self._captured
-        self.plan = plan_parameter(describe_plan(self.options.plan, layers))  # first: it checks what is loaded
+        self.plan = plan_parameter(
+            describe_plan(self.options.plan, layers), lambda: self.options.auto
+        )  # first: it checks what is loaded
         self.curvature = ParameterTuple([p for y in layers for f in (y.a, y.g) for p in f.parameters])
         self.step_count = int_parameter("step", 0)
         self.next_refresh = int_parameter("next_refresh", 0)
@@ -207,8 +209,9 @@ class THOR(nn.Cell):
     def factors(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """(A, G) of a layer as dense float32, as approximated by its split; the bias is A's last coordinate.
 
-        A grouped convolution has a leading axis of groups. A factor of which only the diagonal is kept (A of an
-        embedding, G of a normalisation) is the vector on its diagonal.
+        Where a plan with ``order="position"`` cuts A, its coordinates stand in that order. A grouped convolution has a
+        leading axis of groups. A factor of which only the diagonal is kept (A of an embedding, G of a normalisation) is
+        the vector on its diagonal.
         """
         layer = self._layer(name)
         return _squeezed(layer.a.dense()), _squeezed(layer.g.dense())

@@ -14,7 +14,7 @@ import mindspore as ms
 from mindspore import nn
 
 from thor.blocks import BlockPlan, check_int
-from thor.profile.records import Profile
+from thor.profile.records import Profile, ProfileError
 from thor.refresh import TraceRule
 from thor.schedules import HostSchedule
 
@@ -75,7 +75,13 @@ def block_plan(block_size: Any, split: str, rank: int) -> BlockPlan:
     if isinstance(block_size, BlockPlan):
         return block_size
     if isinstance(block_size, (str, os.PathLike)):
-        return Profile.load(os.fspath(block_size)).plan(split=split, rank=rank)
+        try:
+            return Profile.load(os.fspath(block_size)).plan(split=split, rank=rank)
+        except ProfileError as error:
+            raise ProfileError(
+                f"block_size must be an int, 'auto', the path of a profile or a thor.BlockPlan, "
+                f"but got {block_size!r}: {error}"
+            ) from error
     if isinstance(block_size, bool) or not isinstance(block_size, int):
         raise TypeError(
             f"block_size must be an int of at least 1, 'auto', the path of a profile or a thor.BlockPlan, "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,10 +49,11 @@ def describe_plan(plan: BlockPlan, layers: list[Layer]) -> str:
     )
 
 
-def plan_parameter(text: str) -> Parameter:
+def plan_parameter(text: str, undecided: Callable[[], bool]) -> Parameter:
     """The line of :func:`describe_plan` as a Parameter that refuses to be loaded with another one.
 
-    It stands first among an optimizer's Parameters, so that another optimizer's checkpoint changes nothing.
+    It stands first among an optimizer's Parameters, so that another optimizer's checkpoint changes nothing. While
+    ``undecided()``, nothing can be loaded: the first step would begin anew with the plan it chooses.
     """
     own = np.frombuffer(text.encode().ljust(_PLAN_BYTES), np.uint8)
     plan = Parameter(Tensor(own.copy()), name="thor.plan", requires_grad=False)
@@ -59,6 +61,11 @@ def plan_parameter(text: str) -> Parameter:
 
     def checked(data: Tensor, *options: Any) -> Parameter:
         stored = data.asnumpy().tobytes().decode(errors="replace").rstrip()
+        if undecided():
+            raise ValueError(
+                "block_size='auto' has not chosen a block size yet, so no checkpoint can be loaded: take one step "
+                f"first, or give the plan that the checkpoint was made with ({stored})"
+            )
         if stored != text:
             raise ValueError(f"the checkpoint belongs to another optimizer: {_plan_differences(stored, text)}")
         return write(data, *options)

@@ -209,9 +209,7 @@ def test_a_tied_table_has_one_pair_of_factors_the_balanced_sum_of_its_two_uses(d
     np.testing.assert_allclose(a, rows, **CLOSE)
     np.testing.assert_allclose(g, columns, **CLOSE)
     damp_a, damp_g = reference.pi_damping(np.diag(rows), columns, 0.1)
-    direction = (
-        grads[name] / (rows + damp_a)[:, None] @ np.linalg.inv(columns + damp_g * np.eye(WIDTH))
-    )
+    direction = grads[name] / (rows + damp_a)[:, None] @ np.linalg.inv(columns + damp_g * np.eye(WIDTH))
     moved = net.embedding.embedding_table.asnumpy()
     np.testing.assert_allclose(moved, before - 0.05 * direction, rtol=1e-3, atol=1e-5)
 
