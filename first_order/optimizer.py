@@ -44,6 +44,19 @@ class FirstOrder(nn.Optimizer):
             return Parameter(Tensor(learning_rate, ms.float64), name)
         return super()._build_single_lr(learning_rate, name)
 
+    def regroup(self, groups: list[dict[str, Any]], learning_rate: Any) -> None:
+        """Optimize these groups from now on; learning rates are made anew."""
+        supplier = next((read for rate, read in self._suppliers if rate is self.learning_rate), None)
+        object.__setattr__(self, "_wide", any(p.dtype == ms.float64 for p in _parameters(groups)))
+        del self.learning_rate
+        self.dynamic_lr = self.is_group_lr = False
+        self.group_params, self.group_lr, self.group_weight_decay, self.group_grad_centralization = [], [], [], []
+        rate = self._preprocess_single_lr(supplier() if supplier else learning_rate)
+        self._init_group_params(groups, rate, 0.0, False)
+        self._init_opt_attrs(rate, groups, 0.0)
+        if supplier:
+            object.__setattr__(self, "_suppliers", [(self.learning_rate, supplier)])
+
     # -- hyper-parameters and state ------------------------------------------------------------------------------
 
     @property
