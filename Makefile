@@ -28,11 +28,12 @@ data: $(STAMP) ## bring Fashion-MNIST (31 MB, once)
 bench: $(STAMP) ## measure step times: Momentum, THOR's plain step, curvature step, refresh
 	$(PYTHON) scripts/bench_step.py
 
+# torch's build for CPUs alone calls itself 2.13.0+cpu; the lock names the version, which either build satisfies.
 lock: ## renew requirements.lock with the newest versions that pyproject.toml allows
 	@$(MAKE) --no-print-directory $(VENV)/bin/pip
 	$(VENV)/bin/pip install --upgrade --upgrade-strategy eager ".[train,dev]"
 	{ head -n 1 requirements.lock; \
-	  $(VENV)/bin/pip freeze --all | grep -v -i -E '^(pip==|mindspore[-_]thor)'; } > requirements.lock.new
+	  $(VENV)/bin/pip freeze --all | grep -v -i -E '^(pip==|mindspore[-_]thor|-e |#)' | sed 's/+cpu$$//'; } > requirements.lock.new
 	mv requirements.lock.new requirements.lock
 
 clean: ## remove the environment, results of runs and caches (not the data)

@@ -14,12 +14,15 @@ import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from first_order import checks, torch_layout
-from first_order.buckets import Bucket, averages, make_buckets
+from first_order.buckets import BucketStep, make_buckets
 from first_order.factored import Reductions, adafactor_step, machine_epsilon, state_shapes
 from first_order.hooks import HookedOptimizer
 from first_order.optimizer import FirstOrder
 from first_order.param_groups import ParamGroup, read_options, split_group, split_groups
 from first_order.tensors import on_host, scalar, working_type
+
+#: Buckets in one loop of the compiled step.
+CHUNK = 50
 
 
 def adafactor_init(param: Any) -> dict[str, Tensor]:
@@ -202,7 +205,7 @@ class Adafactor(HookedOptimizer, FirstOrder):
         object.__setattr__(self, "param_groups", [])
         object.__setattr__(self, "buckets", [])
         object.__setattr__(self, "_steps", [])
-        object.__setattr__(self, "_factors", [])
+        object.__setattr__(self, "_moves", [])
         self._make_hooks()
         for split in splits:
             if split.members:
@@ -226,26 +229,14 @@ class Adafactor(HookedOptimizer, FirstOrder):
             Parameter(Tensor(np.zeros(len(members)), self.precision), name=f"adafactor_step.group{number}",
                       requires_grad=False)
         )  # fmt: skip
-        for bucket in made:
-            self._factors.append([
-                Parameter(ops.zeros(bucket.stacked(shape), bucket.dtype), name=f"adafactor_{name}.{bucket.name}",
-                          requires_grad=False)
-                for name, shape in state_shapes(bucket.shape).items()
-            ])  # fmt: skip
+        products = ms.get_context("device_target") == "CPU"
+        self._moves.extend(BucketStep(bucket, self.parameters, products) for bucket in made)
 
     def _bind(self) -> None:
         """Hand groups, buckets and state to the graph."""
-        self.steps = ParameterTuple(self._steps)
-        self.factors = ParameterTuple([p for parameters in self._factors for p in parameters])
-        products = ms.get_context("device_target") == "CPU"
-        self.averages = nn.CellList([averages(bucket, products) for bucket in self.buckets])
-        self.members = tuple(bucket.members for bucket in self.buckets)
-        self.first_factor = tuple(sum(len(ps) for ps in self._factors[:k]) for k in range(len(self.buckets)))
-        self.factor_count = tuple(len(ps) for ps in self._factors)
+        self.steps, self.moves = ParameterTuple(self._steps), nn.CellList(self._moves, auto_prefix=False)
+        self.chunks = tuple(range(0, len(self._moves), CHUNK))
         self.group_of = tuple(bucket.group for bucket in self.buckets)
-        self.slot = tuple((bucket.start, bucket.start + len(bucket.members)) for bucket in self.buckets)
-        self.scalars = tuple(bucket.scalars for bucket in self.buckets)
-        self.stacked = tuple(bucket.count > 0 for bucket in self.buckets)
         self.first_member = tuple(
             next(b.members[0] for b in self.buckets if b.group == k) for k in range(len(self.param_groups))
         )
@@ -253,17 +244,10 @@ class Adafactor(HookedOptimizer, FirstOrder):
 
     def _changed(self) -> None:
         """Read the groups' options, which are constants of the compiled step."""
-        kind = self.precision
-        self.decays = tuple(Tensor(group["beta2_decay"], kind) for group in self.param_groups)
-        self.shrinks = tuple(Tensor(group["weight_decay"], kind) for group in self.param_groups)
-        self.signs = tuple(group["maximize"] for group in self.param_groups)
-        limits = []
-        for bucket in self.buckets:
-            group, kind = self.param_groups[bucket.group], working_type(bucket.dtype)
-            eps1, eps2 = group["eps"]
-            numbers = (machine_epsilon(eps1, bucket.dtype), eps2, group["d"])
-            limits.append(tuple(Tensor(value, kind) for value in numbers))
-        self.limits = tuple(limits)
+        self.decays = tuple(Tensor(group["beta2_decay"], self.precision) for group in self.param_groups)
+        self.shrinks = tuple(Tensor(group["weight_decay"], self.precision) for group in self.param_groups)
+        for move, bucket in zip(self._moves, self.buckets, strict=True):
+            move.read(self.param_groups[bucket.group])
         object.__setattr__(self, "_compiled_for", None)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -313,48 +297,25 @@ class Adafactor(HookedOptimizer, FirstOrder):
         if len(gradients) != self.param_length:
             raise ValueError(f"gradients must be {self.param_length}, one for each parameter, but got {len(gradients)}")
         gradients = self.scale_grad(self.gradients_centralization(gradients))
-        rates = self.rates()
+        rates = self.get_lr()
         weights, rhos, keeps = (), (), ()
         for k in range(len(self.steps)):
             t = self.steps[k] + 1
             ops.assign(self.steps[k], t)
-            rate = rates[self.first_member[k]].astype(t.dtype)
+            rate = rates[self.first_member[k]] if self.is_group_lr else rates
+            rate = rate.astype(t.dtype)
             weights += (ops.pow(t, self.decays[k]),)
             rhos += (ops.minimum(rate, ops.rsqrt(t)),)
             keeps += (1 - rate * self.shrinks[k],)
-        for k in range(len(self.members)):
-            group = self.group_of[k]
-            self._move(k, gradients, weights[group], rhos[group], keeps[group])
+        for start in self.chunks:
+            self._move_chunk(start, gradients, weights, rhos, keeps)
         return self.assignadd(self.global_step, self.global_step_increase_tensor)
 
-    def _move(self, k, gradients, weights, rhos, keep):
-        members, (start, end), limits = self.members[k], self.slot[k], self.limits[k]
-        dtype = limits[0].dtype
-        x, g = self.parameters[members[0]], gradients[members[0]]
-        if self.stacked[k]:
-            xs, gs = (), ()
-            for i in members:
-                xs += (self.parameters[i],)
-                gs += (gradients[i],)
-            x, g = ops.stack(xs), ops.stack(gs)
-        g = g.astype(dtype)
-        if self.signs[self.group_of[k]]:
-            g = -g
-        first, old = self.first_factor[k], ()
-        for j in range(self.factor_count[k]):
-            old += (self.factors[first + j].astype(dtype),)
-        x, new = adafactor_step(
-            self.averages[k], x.astype(dtype), g, old, weights[start:end].reshape(self.scalars[k]).astype(dtype),
-            rhos[start:end].reshape(self.scalars[k]).astype(dtype), keep.astype(dtype), limits[0], limits[1], limits[2],
-        )  # fmt: skip
-        for j in range(self.factor_count[k]):
-            ops.assign(self.factors[first + j], new[j].astype(self.factors[first + j].dtype))
-        moved = (x,)
-        if self.stacked[k]:
-            moved = ops.unstack(x)
-        for j in range(len(members)):
-            param = self.parameters[members[j]]
-            ops.assign(param, moved[j].astype(param.dtype))
+    def _move_chunk(self, start, gradients, weights, rhos, keeps):
+        """Some buckets: a graph's loop nests, and one over hundreds is too deep for the compiler."""
+        for k in range(start, min(start + CHUNK, len(self.moves))):
+            group = self.group_of[k]
+            self.moves[k](gradients, weights[group], rhos[group], keeps[group])
 
     # -- PyTorch's layout ----------------------------------------------------------------------------------------
 
@@ -384,4 +345,4 @@ class Adafactor(HookedOptimizer, FirstOrder):
 
     def memory(self) -> int:
         """Bytes of state."""
-        return sum(p.nbytes for p in (*self.steps, *self.factors))
+        return sum(p.nbytes for p in (*self.steps, *(p for move in self._moves for p in move.factors)))

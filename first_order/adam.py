@@ -94,7 +94,7 @@ def sparse_adam_update(
         >>> from first_order import sparse_adam_update
         >>> x, zero = np.zeros((3, 1), np.float32), np.zeros((3, 1), np.float32)
         >>> x, m, v = sparse_adam_update(x, zero, zero, np.ones((2, 1), np.float32), np.array([2, 2]), step=1)
-        >>> print(m.T.round(3))
+        >>> print(m.asnumpy().round(3).T)
         [[0.  0.  0.2]]
     """
     if on_host(param):
@@ -123,13 +123,23 @@ def adam_step(param, m, v, grad, rate, beta1, beta2, epsilon, use_nesterov):
     """(param, m, v) after a step with the corrected learning rate; scalars are of the working type."""
     dtype = rate.dtype
     m32, v32, g = m.astype(dtype), v.astype(dtype), grad.astype(dtype)
-    m32 = m32 + (g - m32) * (1 - beta1)
-    v32 = v32 + (g * g - v32) * (1 - beta2)
+    # not m + (g - m)(1 - beta1): where the old moment is far larger than the new one, that rounds to the old one's size
+    m32 = beta1 * m32 + (1 - beta1) * g
+    v32 = beta2 * v32 + (1 - beta2) * (g * g)
     direction = m32
     if use_nesterov:
         direction = beta1 * m32 + (1 - beta1) * g
     moved = param.astype(dtype) - rate * direction / (ops.sqrt(v32) + epsilon)
     return moved.astype(param.dtype), m32.astype(m.dtype), v32.astype(v.dtype)
+
+
+def _dense(param, gradient):
+    """A gradient as one tensor, whatever its form."""
+    if isinstance(gradient, tuple):
+        return dense_gradient(param, gradient[0], gradient[1])
+    if hasattr(gradient, "indices"):  # a RowTensor, which only graphs have
+        return dense_gradient(param, gradient.values, gradient.indices)
+    return gradient
 
 
 def _only(seen, new, param, m, v):
@@ -238,58 +248,35 @@ class Adam(FirstOrder):
 
     def construct(self, gradients):
         """Move every weight; answers with the steps done."""
-        dense, seen = self._dense(gradients)
+        if len(gradients) != self.param_length:
+            raise ValueError(f"gradients must be {self.param_length}, one for each parameter, but got {len(gradients)}")
+        dense = self.map_(_dense, self.parameters, gradients)
         dense = self.scale_grad(self.gradients_centralization(self.decay_weight(dense)))
-        rates = self.rates()
         correction = ops.sqrt(1 - self.beta2_power) / (1 - self.beta1_power)
-        for i in range(self.param_length):
-            if self.parameters[i].dtype == ms.float32 and seen[i] is None:
-                self._fused_move(i, dense[i], rates[i])
-            else:
-                self._move(i, dense[i], rates[i] * correction, seen[i])
+        shared = (self.beta1_power, self.beta2_power, correction)
+        self.map_with_rates(self._move, shared, self.parameters, self.m, self.v, gradients, dense)
         ops.assign(self.beta1_power, self.beta1_power * self.beta1)
         ops.assign(self.beta2_power, self.beta2_power * self.beta2)
         return self.assignadd(self.global_step, self.global_step_increase_tensor)
 
-    def _dense(self, gradients):
-        """(all gradients as tensors, which rows each one names or None)."""
-        if len(gradients) != self.param_length:
-            raise ValueError(f"gradients must be {self.param_length}, one for each parameter, but got {len(gradients)}")
-        dense, seen = (), ()
-        for i in range(self.param_length):
-            gradient, param, rows = gradients[i], self.parameters[i], None
-            if isinstance(gradient, tuple):
-                rows = gradient[1]
-                gradient = dense_gradient(param, gradient[0], rows)
-            elif hasattr(gradient, "indices"):  # a RowTensor, which only graphs have
-                rows = gradient.indices
-                gradient = dense_gradient(param, gradient.values, rows)
-            if rows is not None and self.lazy:
-                rows = seen_rows(param, rows)
-            else:
-                rows = None
-            dense += (gradient,)
-            seen += (rows,)
-        return dense, seen
-
-    def _fused_move(self, i, gradient, rate):
-        """MindSpore's kernel has this formula, Nesterov included, in one pass."""
-        self.fused(
-            self.parameters[i], self.m[i], self.v[i], self.beta1_power.astype(ms.float32),
-            self.beta2_power.astype(ms.float32), rate.astype(ms.float32), self.beta1.astype(ms.float32),
-            self.beta2.astype(ms.float32), self.epsilon.astype(ms.float32), gradient,
-        )  # fmt: skip
-
-    def _move(self, i, gradient, rate, seen):
-        param, m, v = self.parameters[i], self.m[i], self.v[i]
+    def _move(self, shared, rate, param, m, v, given, gradient):
+        beta1_power, beta2_power, correction = shared
+        sparse = isinstance(given, tuple) or hasattr(given, "indices")
+        if param.dtype == ms.float32 and not (self.lazy and sparse):
+            # MindSpore's kernel has this formula, Nesterov included, in one pass
+            return self.fused(
+                param, m, v, beta1_power.astype(ms.float32), beta2_power.astype(ms.float32), rate.astype(ms.float32),
+                self.beta1.astype(ms.float32), self.beta2.astype(ms.float32), self.epsilon.astype(ms.float32), gradient,
+            )  # fmt: skip
         dtype = working_type(param.dtype)
         new = adam_step(
-            param, m, v, gradient, rate.astype(dtype), self.beta1.astype(dtype), self.beta2.astype(dtype),
-            self.epsilon.astype(dtype), self.use_nesterov,
+            param, m, v, gradient, (rate * correction).astype(dtype), self.beta1.astype(dtype),
+            self.beta2.astype(dtype), self.epsilon.astype(dtype), self.use_nesterov,
         )  # fmt: skip
-        if seen is not None:
-            new = _only(seen, new, param, m, v)
-        _written(param, m, v, new)
+        if self.lazy and sparse:
+            rows = given[1] if isinstance(given, tuple) else given.indices
+            new = _only(seen_rows(param, rows), new, param, m, v)
+        return _written(param, m, v, new)
 
     def _check_one(self, parameter: Parameter, gradient: Any) -> bool:
         if not isinstance(gradient, tuple):

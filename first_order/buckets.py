@@ -6,9 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mindspore import Parameter, nn
+from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
+from mindspore.ops import functional as F
 
-from first_order.factored import Products, Reductions, StackedReductions
+from first_order.factored import (
+    Products, Reductions, StackedReductions, adafactor_step, machine_epsilon, state_shapes,
+)  # fmt: skip
 from first_order.tensors import working_type
 
 #: With foreach=None, tensors of up to so many entries are stacked: an operator's fixed cost outweighs the copies.
@@ -65,8 +68,67 @@ def make_buckets(
     return buckets
 
 
-def averages(bucket: Bucket, products: bool) -> nn.Cell:
-    """What averages a bucket's tensors, by products with constants or by reductions."""
-    if products:
-        return Products(bucket.shape, bucket.count, working_type(bucket.dtype))
-    return StackedReductions() if bucket.count else Reductions()
+class BucketStep(nn.Cell):
+    """Moves the Parameters of one bucket, and owns their factors.
+
+    Args:
+        bucket: which.
+        parameters: the optimizer's.
+        products: whether to average by products with constants, as suits a CPU, or by reductions.
+    """
+
+    def __init__(self, bucket, parameters, products):
+        super().__init__(auto_prefix=False)
+        self.members = bucket.members
+        self.weights = ParameterTuple([parameters[i] for i in bucket.members])
+        self.factors = ParameterTuple([
+            Parameter(ops.zeros(bucket.stacked(shape), bucket.dtype), name=f"adafactor_{name}.{bucket.name}",
+                      requires_grad=False)
+            for name, shape in state_shapes(bucket.shape).items()
+        ])  # fmt: skip
+        self.dtype, self.working = bucket.dtype, working_type(bucket.dtype)
+        self.stacked, self.scalars = bucket.count > 0, bucket.scalars
+        self.start, self.end = bucket.start, bucket.start + len(bucket.members)
+        if products:
+            self.averages = Products(bucket.shape, bucket.count, self.working)
+        else:
+            self.averages = StackedReductions() if bucket.count else Reductions()
+        self.map = ops.composite.Map()
+
+    def read(self, group: Any) -> None:
+        """Take over a group's options."""
+        self.eps1 = Tensor(machine_epsilon(group["eps"][0], self.dtype), self.working)
+        self.eps2, self.d = Tensor(group["eps"][1], self.working), Tensor(group["d"], self.working)
+        self.maximize = group["maximize"]
+
+    def construct(self, gradients, weights, rhos, keep):
+        """One step; numbers by member are cut out of those of the group."""
+        x, g = self.weights[0], gradients[self.members[0]]
+        if self.stacked:
+            x, g = ops.stack(self.weights), ops.stack(self.map(F.partial(_at, gradients), self.members))
+        x, g = x.astype(self.working), g.astype(self.working)
+        if self.maximize:
+            g = -g
+        x, new = adafactor_step(
+            self.averages, x, g, self.map(F.partial(_as_type, self.working), self.factors), self._own(weights),
+            self._own(rhos), keep.astype(self.working), self.eps1, self.eps2, self.d,
+        )  # fmt: skip
+        self.map(_write, self.factors, new)
+        if self.stacked:
+            return self.map(_write, self.weights, ops.unstack(x))
+        return _write(self.weights[0], x)
+
+    def _own(self, numbers):
+        return numbers[self.start : self.end].reshape(self.scalars).astype(self.working)
+
+
+def _at(values, index):
+    return values[index]
+
+
+def _as_type(dtype, value):
+    return value.astype(dtype)
+
+
+def _write(parameter, value):
+    return ops.assign(parameter, value.astype(parameter.dtype))

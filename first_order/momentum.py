@@ -10,7 +10,7 @@ from typing import Any
 
 import mindspore as ms
 import numpy as np
-from mindspore import Parameter, Tensor, ops
+from mindspore import Tensor, ops
 
 from first_order import checks
 from first_order.optimizer import FirstOrder, write_all
@@ -167,15 +167,13 @@ class Momentum(FirstOrder):
         if len(gradients) != self.param_length:
             raise ValueError(f"gradients must be {self.param_length}, one for each parameter, but got {len(gradients)}")
         gradients = self.scale_grad(self.gradients_centralization(self.decay_weight(gradients)))
-        rates = self.rates()
         share = ops.where(self.global_step.reshape(()) == 0, Tensor(1, self.beta.dtype), self.beta)
-        for i in range(self.param_length):
-            dtype = working_type(self.parameters[i].dtype)
-            self._move(i, gradients[i], rates[i].astype(dtype), self.alpha.astype(dtype), share.astype(dtype))
+        self.map_with_rates(self._move, share, self.parameters, self.velocities, gradients)
         return self.assignadd(self.global_step, self.global_step_increase_tensor)
 
-    def _move(self, i, gradient, rate, keep, share):
-        param, velocity = self.parameters[i], self.velocities[i]
+    def _move(self, share, rate, param, velocity, gradient):
+        dtype = working_type(param.dtype)
+        rate, keep, share = rate.astype(dtype), self.alpha.astype(dtype), share.astype(dtype)
         x, g = param.astype(rate.dtype), gradient.astype(rate.dtype)
         if self.has_norm:
             g = self.norm_coefficient.astype(rate.dtype) * x + g
@@ -187,11 +185,10 @@ class Momentum(FirstOrder):
             direction = v
             if self.nesterov:
                 direction = g + keep * v
-            ops.assign(param, (x - rate * direction).astype(param.dtype))
             ops.assign(velocity, v.astype(velocity.dtype))
-        else:
-            # the standard form is MindSpore's kernel, in one pass; its Nesterov is silently ignored on a CPU
-            self.fused(param, velocity, rate, taken, keep)
+            return ops.assign(param, (x - rate * direction).astype(param.dtype))
+        # the standard form is MindSpore's kernel, in one pass; its Nesterov is silently ignored on a CPU
+        return self.fused(param, velocity, rate, taken, keep)
 
     # -- the operator's layout -----------------------------------------------------------------------------------
 

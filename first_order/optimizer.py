@@ -8,6 +8,7 @@ from typing import Any
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
+from mindspore.ops import functional as F
 
 from first_order import checks
 
@@ -78,12 +79,15 @@ class FirstOrder(nn.Optimizer):
         for parameter, supplier in self._suppliers:
             ops.assign(parameter, Tensor(supplier(), parameter.dtype))
 
-    def rates(self):
-        """One learning rate a parameter, in a graph too."""
+    def map_with_rates(self, function, shared, *lists):
+        """function(shared, rate, element of each list) for every parameter, in a graph.
+
+        A map, not a loop: a graph's loop nests, and ends with an error at some hundred rounds.
+        """
         rate = self.get_lr()
         if self.is_group_lr:
-            return rate
-        return (rate,) * self.param_length
+            return self.map_(F.partial(function, shared), rate, *lists)
+        return self.map_(F.partial(function, shared, rate), *lists)
 
     def state_like_parameters(self, prefix: str) -> ms.ParameterTuple:
         """Zeros in each parameter's shape and type, named after it."""
@@ -104,18 +108,15 @@ class FirstOrder(nn.Optimizer):
 
     def _compile(self, layout: tuple[bool, ...]) -> None:
         """One function of all tensors side by side: a tuple as an argument would be compiled at every call."""
-        cell = self
+        cell, pairs = self, tuple(index for index, sparse in enumerate(layout) if sparse)
 
         def step(*tensors):
-            gradients, at = (), 0
-            for sparse in layout:
-                if sparse:
-                    gradients += ((tensors[at], tensors[at + 1]),)
-                    at = at + 2
-                else:
-                    gradients += (tensors[at],)
-                    at = at + 1
-            return cell(gradients)
+            gradients, at, taken = (), 0, 0
+            for pair in pairs:  # a sparse gradient came as two tensors
+                first = at + pair - taken
+                gradients += tensors[at:first] + ((tensors[first], tensors[first + 1]),)
+                at, taken = first + 2, pair + 1
+            return cell(gradients + tensors[at:])
 
         object.__setattr__(self, "_compiled", ms.jit(step))
         object.__setattr__(self, "_compiled_for", layout)

@@ -20,11 +20,11 @@ OPTIONS = ("beta2_decay", "eps", "d", "weight_decay", "foreach", "maximize")
 def _places(optimizer: Any) -> dict[int, dict[str, tuple[Parameter, Any]]]:
     """Where each parameter's step and factors lie: (Parameter, index into it)."""
     places = {}
-    for bucket, factors in zip(optimizer.buckets, optimizer._factors, strict=True):
+    for bucket, move in zip(optimizer.buckets, optimizer.moves, strict=True):
         for j, member in enumerate(bucket.members):
             within = j if bucket.count else ...
             own = {"step": (optimizer.steps[bucket.group], bucket.start + j)}
-            for name, factor in zip(state_shapes(bucket.shape), factors, strict=True):
+            for name, factor in zip(state_shapes(bucket.shape), move.factors, strict=True):
                 own[NAMES[name]] = (factor, within)
             places[member] = own
     return places
@@ -79,7 +79,8 @@ def _merged(
     optimizer: Any, state: dict[int, Any], groups: list[Any], members: list[list[int]]
 ) -> list[tuple[Parameter, np.ndarray]]:
     """New values of all state Parameters: zeros where the dictionary has no entry."""
-    arrays = {id(p): (p, np.zeros(p.shape, p.asnumpy().dtype)) for p in (*optimizer.steps, *optimizer.factors)}
+    state_parameters = (*optimizer.steps, *(p for move in optimizer.moves for p in move.factors))
+    arrays = {id(p): (p, np.zeros(p.shape, p.asnumpy().dtype)) for p in state_parameters}
     places = _places(optimizer)
     for group, indices in zip(groups, members, strict=True):
         for key, member in zip(group["params"], indices, strict=True):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any
 import mindspore as ms
 from mindspore import nn
 
+from first_order.checks import number
 from thor.blocks import BlockPlan, check_int
 from thor.refresh import TraceRule
 from thor.schedules import HostSchedule
@@ -44,18 +44,6 @@ class Options:
         every = int(self.interval(step))
         # without an average only the last batch before a refresh counts
         return every if self.factor_decay == 0 else max(1, every // GATHERS_PER_INTERVAL)
-
-
-def number(name: str, value: Any, low: float, high: float = math.inf, *, open_high: bool = False) -> float:
-    """A finite number in [low, high] (or [low, high)), or an error."""
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f"{name} must be a number, but got {value!r} of type {type(value).__name__}")
-    size = float(value)
-    inside = low <= size < high if open_high else low <= size <= high
-    if not (math.isfinite(size) and inside):
-        upper = "" if high == math.inf else f" and {'less than' if open_high else 'at most'} {high:g}"
-        raise ValueError(f"{name} must be finite and at least {low:g}{upper}, but got {value}")
-    return size
 
 
 def block_plan(block_size: Any, split: str, rank: int) -> BlockPlan:
