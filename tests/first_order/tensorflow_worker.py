@@ -1,4 +1,4 @@
-"""TensorFlow's Adam in a process of its own: it and MindSpore abort when they run in one.
+"""TensorFlow's Adam in a process of its own, since its failed checks abort a process with all tests in it.
 
 Reads pickled (function name, arguments) from its input and writes pickled answers, all arrays NumPy's.
 """
@@ -17,10 +17,12 @@ import tensorflow as tf
 def raw(x, gradients, hypers, learning_rate, use_nesterov):
     """The kernel itself, from zero moments, powers given by the step: (x, m, v)."""
     var, m, v = tf.Variable(x), tf.Variable(x * 0), tf.Variable(x * 0)
+    numbers = {name: tf.constant(value, x.dtype) for name, value in hypers.items()}
     for step, gradient in enumerate(gradients, 1):
         tf.raw_ops.ResourceApplyAdam(
-            var=var.handle, m=m.handle, v=v.handle, beta1_power=hypers["beta1"] ** step,
-            beta2_power=hypers["beta2"] ** step, lr=learning_rate, grad=gradient, use_nesterov=use_nesterov, **hypers,
+            var=var.handle, m=m.handle, v=v.handle, beta1_power=numbers["beta1"] ** step,
+            beta2_power=numbers["beta2"] ** step, lr=tf.constant(learning_rate, x.dtype), grad=tf.constant(gradient),
+            use_nesterov=use_nesterov, **numbers,
         )  # fmt: skip
     return var.numpy(), m.numpy(), v.numpy()
 
