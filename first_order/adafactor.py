@@ -63,9 +63,10 @@ def adafactor_update(
         x \leftarrow x - \alpha_t\, u / \max(1, \mathrm{RMS}(u) / d)
 
     Args:
-        param, grad: x and g, of one shape and type. Of more than two dimensions the last two are factored, batched
+        param: x. Of more than two dimensions the last two are factored, batched
             over the others; none or one is not factored, V is then the running mean itself.
         state: a dictionary as from :func:`adafactor_init`.
+        grad: g, of x's shape and type.
         step: t from 1, number or Tensor of one; in a graph, which cannot raise, 0 counts as 1.
         lr: :math:`\eta`, the largest relative step; number or Tensor of one.
         beta2_decay: :math:`\tau \le 0`: the running mean takes the share :math:`t^\tau` of each new square, so that it

@@ -32,13 +32,17 @@ def adam_update(
         x &\leftarrow x - \alpha_t\, m / (\sqrt{v} + \epsilon)
 
     Args:
-        param, m, v, grad: tensors :math:`x, m, v, g` of one shape and one type, float16, float32 or float64 (the
-            operator's: the first two). float16 is computed in float32 and rounded once.
+        param: x; all four tensors are of one shape and one type, float16, float32 or float64 (the operator's: the first
+            two). float16 is computed in float32 and rounded once.
+        m: running mean of gradients.
+        v: running mean of squares.
+        grad: g.
         step: :math:`t`, counted from 1 by the caller; number or Tensor of one, integer or float. The operator's
             documentation starts at 0, where the formula is 0 / 0: on the host that is an error, and in a graph, which
             cannot raise, 0 counts as 1.
         learning_rate: :math:`\eta`, number or Tensor of one, as the next three.
-        beta1, beta2: decay of the two means, in [0, 1].
+        beta1: decay of m, in [0, 1].
+        beta2: decay of v, in [0, 1].
         epsilon: bounds the step where gradients are tiny. It is added to the root of the uncorrected v, so that it
             acts like :math:`\epsilon / \sqrt{1 - \beta_2^t}` in the paper's first form.
         use_nesterov: looks one step ahead, :math:`\beta_1 m + (1 - \beta_1) g` in place of m, as TensorFlow's kernel;
@@ -79,12 +83,20 @@ def sparse_adam_update(
     :func:`adam_update` of the dense gradient, number for number.
 
     Args:
-        param, m, v: [rows, ...].
+        param: x, [rows, ...].
+        m: as param.
+        v: as param.
         values: [n, ...], the gradient's rows.
         indices: [n], int32 or int64, each in [0, rows).
-        step, learning_rate, beta1, beta2, epsilon, use_nesterov, in_place: see :func:`adam_update`.
+        step: as in :func:`adam_update`, like the arguments that follow.
+        learning_rate: the same.
+        beta1: the same.
+        beta2: the same.
+        epsilon: the same.
+        use_nesterov: the same.
         lazy: only the rows named by ``indices`` decay and move. That is another optimizer, often called LazyAdam:
             rare rows keep their momentum until they are seen again.
+        in_place: as in :func:`adam_update`.
 
     Returns:
         (param, m, v), new.

@@ -10,7 +10,12 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore.ops import functional as F
 
 from first_order.factored import (
-    Products, Reductions, StackedReductions, adafactor_step, machine_epsilon, state_shapes,
+    Products,
+    Reductions,
+    StackedReductions,
+    adafactor_step,
+    machine_epsilon,
+    state_shapes,
 )  # fmt: skip
 from first_order.tensors import working_type
 
@@ -48,9 +53,7 @@ class Bucket:
         return (self.count,) + (1,) * len(self.shape) if self.count else ()
 
 
-def make_buckets(
-    group: int, members: list[int], parameters: Sequence[Parameter], foreach: bool | None
-) -> list[Bucket]:
+def make_buckets(group: int, members: list[int], parameters: Sequence[Parameter], foreach: bool | None) -> list[Bucket]:
     """The buckets of a group, in the order in which their first members come."""
     alike: dict[Any, list[int]] = {}
     for index in members:

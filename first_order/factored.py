@@ -6,8 +6,6 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
 
-#: finfo(type).eps: what eps1 = None stands for.
-MACHINE_EPSILON = {ms.float16: 2.0**-10, ms.float32: 2.0**-23, ms.float64: 2.0**-52}
 #: Last two dimensions of up to so many entries are averaged by one product with a constant matrix.
 SMALL_MATRIX = 256
 
@@ -20,14 +18,18 @@ def state_shapes(shape):
 
 
 def machine_epsilon(eps1, dtype):
-    """eps1, or where it is None the type's own."""
-    if eps1 is None:
-        return MACHINE_EPSILON[dtype]
-    return eps1
+    """eps1, or where it is None the type's own, finfo(dtype).eps."""
+    if eps1 is not None:
+        return eps1
+    if dtype == ms.float16:
+        return 2.0**-10
+    if dtype == ms.float32:
+        return 2.0**-23
+    return 2.0**-52
 
 
 def lerp(old, new, weight):
-    """old + weight (new - old), exactly ``new`` at weight 1 where old is 0."""
+    """Old + weight (new - old), exactly ``new`` at weight 1 where old is 0."""
     return old + weight * (new - old)
 
 

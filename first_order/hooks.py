@@ -54,6 +54,13 @@ class HookedOptimizer:
     Step hooks run around calls on the host, not inside a graph of the user's own.
     """
 
+    _step_pre_hooks: Hooks
+    _step_post_hooks: Hooks
+    _save_pre_hooks: Hooks
+    _save_post_hooks: Hooks
+    _load_pre_hooks: Hooks
+    _load_post_hooks: Hooks
+
     def _make_hooks(self) -> None:
         for place in ("step_pre", "step_post", "save_pre", "save_post", "load_pre", "load_post"):
             object.__setattr__(self, f"_{place}_hooks", Hooks())

@@ -34,7 +34,9 @@ def momentum_update(learning_rate, update_count, params, grads, velocities, *, a
         learning_rate: R, number or Tensor of one.
         update_count: T, how many updates came before: 0 at the first, and there the gradient enters the velocity whole
             whatever ``beta`` is. Whole number or Tensor of one.
-        params, grads, velocities: lists of X, G, V; each triple of one shape and one type, float32 or float64.
+        params: list of X; with its G and V each has one shape and one type, float32 or float64.
+        grads: list of G.
+        velocities: list of V.
         alpha: what is kept of the velocity.
         beta: what is taken of the gradient; PyTorch's ``1 - dampening``, not ``1 - alpha``.
         norm_coefficient: :math:`\nu`, of the squared-norm penalty. It is part of g, so Nesterov's look-ahead sees it.
@@ -211,7 +213,9 @@ class Momentum(FirstOrder):
         flat, targets = {k: v for k, v in state.items() if k not in ("X", "V")}, {"T": self.global_step}
         if "R" in state:
             if self.is_group_lr or self.dynamic_lr:
-                raise ValueError("state has one rate R, but this optimizer has a schedule or rates by group: leave R out")
+                raise ValueError(
+                    "state has one rate R, but this optimizer has a schedule or rates by group: leave R out"
+                )
             targets["R"] = self.learning_rate
         for letter, parameters in (("V", self.velocities), ("X", self.parameters)):
             if letter == "V" or letter in state:

@@ -49,9 +49,13 @@ class FirstOrder(nn.Optimizer):
         """Optimize these groups from now on; learning rates are made anew."""
         supplier = next((read for rate, read in self._suppliers if rate is self.learning_rate), None)
         object.__setattr__(self, "_wide", any(p.dtype == ms.float64 for p in _parameters(groups)))
-        del self.learning_rate
+        for name in [name for name in self._params if name.startswith("learning_rate")]:
+            self._params.pop(name)
+        if hasattr(self, "learning_rate"):  # a tuple of them
+            del self.learning_rate
         self.dynamic_lr = self.is_group_lr = False
-        self.group_params, self.group_lr, self.group_weight_decay, self.group_grad_centralization = [], [], [], []
+        for name in ("group_params", "group_lr", "group_weight_decay", "group_grad_centralization"):
+            setattr(self, name, [])
         rate = self._preprocess_single_lr(supplier() if supplier else learning_rate)
         self._init_group_params(groups, rate, 0.0, False)
         self._init_opt_attrs(rate, groups, 0.0)

@@ -12,6 +12,7 @@ from mindspore import Parameter, Tensor, ops
 from first_order import checks
 from first_order.optimizer import parameter_groups
 
+
 def read_options(**options: Any) -> dict[str, Any]:
     """Checked options of a group; those that are not given are left out."""
     return {name: _READERS[name](name, value) for name, value in options.items()}

@@ -11,7 +11,7 @@ from mindspore import Tensor, nn
 from first_order import Adafactor, adafactor_init, adafactor_update
 from first_order.buckets import make_buckets
 from first_order.factored import Products, Reductions, StackedReductions
-from tests.first_order.arrays import SHAPES, TOLERANCE, arrays, assert_close, make_parameters, tensors
+from tests.first_order.arrays import SHAPES, arrays, assert_close, make_parameters, tensors
 
 MORE_SHAPES = [*SHAPES, (7,), (3, 5), (30, 20), (1, 1), (4, 2, 1, 1)]
 
@@ -46,15 +46,14 @@ hypers = st.fixed_dictionaries({
 })  # fmt: skip
 
 
-@settings(max_examples=20, deadline=None)
-@given(options=hypers, shape=st.sampled_from(MORE_SHAPES), dtype=st.sampled_from(list(TOLERANCE)),
+@settings(max_examples=15, deadline=None)
+@given(options=hypers, shape=st.sampled_from(MORE_SHAPES), dtype=st.sampled_from([np.float32, np.float64]),
        seed=st.integers(0, 99), exponent=st.integers(-3, 2))  # fmt: skip
 def test_the_update_is_pytorchs(options, shape, dtype, seed, exponent):
-    exponent = max(exponent, -1) if dtype == np.float16 else exponent  # smaller squares are no float16
     x = arrays(seed, [shape], dtype)[0]
     theirs, state = Torch([x], **options), adafactor_init(x)
     for step in range(1, 5):
-        (g,) = arrays(seed + step, [shape], dtype, scale=10.0 ** min(exponent, 1))
+        (g,) = arrays(seed + step, [shape], dtype, scale=10.0**exponent)
         theirs.step([g])
         x, state = adafactor_update(x, state, g, step, **options)
     assert_close(x, theirs.values[0], dtype, factor=2.0)
@@ -105,12 +104,12 @@ def test_both_ways_of_averaging_agree(shape, count):
     names = ["root_mean_square"] + (["of_rows", "of_columns"] if len(shape) > 1 else [])
     for name in names:
         ours, plain = getattr(products, name)(x).asnumpy(), getattr(reductions, name)(x).asnumpy()
-        np.testing.assert_allclose(ours, plain, rtol=1e-13)
+        np.testing.assert_allclose(ours, plain, rtol=1e-13, atol=1e-15)
         assert ours.shape == plain.shape
     if len(shape) > 1:
         rows = reductions.of_rows(x)
         np.testing.assert_allclose(
-            products.of_row_factor(rows).asnumpy(), reductions.of_row_factor(rows).asnumpy(), rtol=1e-13
+            products.of_row_factor(rows).asnumpy(), reductions.of_row_factor(rows).asnumpy(), rtol=1e-13, atol=1e-15
         )
 
 
@@ -126,8 +125,8 @@ def test_the_update_works_inside_a_graph_and_takes_step_0_for_1():
     wanted, new = adafactor_update(x, state, g, 1, lr=0.5, maximize=True)
     for step in (0, 1):
         ours = compiled(Tensor(x), state["row"], state["col"], Tensor(g), Tensor(step))
-        np.testing.assert_allclose(ours[0].asnumpy(), wanted.asnumpy(), rtol=1e-13)
-        np.testing.assert_allclose(ours[1].asnumpy(), new["row"].asnumpy(), rtol=1e-13)
+        np.testing.assert_allclose(ours[0].asnumpy(), wanted.asnumpy(), rtol=1e-13, atol=1e-15)
+        np.testing.assert_allclose(ours[1].asnumpy(), new["row"].asnumpy(), rtol=1e-13, atol=1e-15)
 
 
 def two_groups(p):
@@ -255,9 +254,9 @@ def test_hooks_may_change_gradients_and_dictionaries():
 
 def test_what_is_stacked():
     parameters = make_parameters([np.zeros(s, np.float32) for s in [(2, 3), (200, 100), (2, 3), (200, 100), (4,)]])
-    every = range(len(parameters))
-    for foreach, wanted in ((None, [(0, 2), (1,), (3,), (4,)]), (True, [(0, 2), (1, 3), (4,)]), (False, [(i,) for i in every])):
-        assert [bucket.members for bucket in make_buckets(0, list(every), parameters, foreach)] == wanted
+    wanted = {None: [(0, 2), (1,), (3,), (4,)], True: [(0, 2), (1, 3), (4,)], False: [(0,), (1,), (2,), (3,), (4,)]}
+    for foreach, members in wanted.items():
+        assert [bucket.members for bucket in make_buckets(0, list(range(5)), parameters, foreach)] == members
     assert Adafactor(parameters[1:2]).memory() == 4 * (200 + 100 + 1)
 
 

@@ -159,7 +159,7 @@ def test_a_sparse_embedding_trains_inside_a_graph():
         np.add.at(gradient, rows, 2 * (x[rows] - target))
         x, m, v = (t.asnumpy() for t in adam_update(x, m, v, gradient, count, 0.1))
         step(Tensor(rows), Tensor(target))
-    np.testing.assert_allclose(net.embedding.embedding_table.asnumpy(), x, rtol=1e-5)
+    np.testing.assert_allclose(net.embedding.embedding_table.asnumpy(), x, rtol=1e-4, atol=1e-5)
 
 
 def test_step_types_and_the_policy_for_step_0():
@@ -253,8 +253,8 @@ def test_errors_of_the_update(changes, error, message):
 @pytest.mark.parametrize(
     ("rows", "values", "message"),
     [
-        (np.array([0, 4], np.int32), np.ones((2, 2), np.float32), r"indices of param must be in \[0, 4\), but got \[4\]"),
-        (np.array([0], np.int32), np.ones((2, 2), np.float32), r"shapes \(n, 2\) and \(n,\), but got \(2, 2\) and"),
+        (np.array([0, 4]), np.ones((2, 2), np.float32), r"indices of param must be in \[0, 4\), but got \[4\]"),
+        (np.array([0]), np.ones((2, 2), np.float32), r"shapes \(n, 2\) and \(n,\), but got \(2, 2\) and"),
     ],
 )
 def test_errors_of_sparse_gradients(rows, values, message):
