@@ -38,7 +38,11 @@ def test_it_finds_the_minimum(kind, function, start, rate):
         rate = 0.01
     x = ms.Parameter(Tensor(start, ms.float32), name="x")
     optimizer = FIRST_ORDER[kind]([x], **{"lr" if kind == "Adafactor" else "learning_rate": rate})
-    differentiate = ms.value_and_grad(lambda: function(x), None, optimizer.parameters)
+
+    def forward():
+        return function(x)
+
+    differentiate = ms.value_and_grad(forward, None, optimizer.parameters)
 
     @ms.jit
     def step():
