@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from mindspore import Tensor, nn
+from mindspore import Parameter, Tensor, nn
 
 from scripts.errors import UserError
 from scripts.first_order_step import FirstOrderStep
@@ -90,19 +90,25 @@ def _interval(own: ThorSettings) -> Any:
 
 
 def _first_order(settings: TrainSettings, network: nn.Cell, loss: nn.Cell, steps_per_epoch: int) -> Stepper:
-    """An optimizer of mindspore.nn and a compiled step around it."""
+    """An optimizer of first_order and a compiled step around it."""
     own = getattr(settings, settings.optimizer)
     updates_per_epoch = steps_per_epoch / settings.accumulation
     rate = learning_rate_schedule(own.learning_rate, own.schedule, settings.epochs, updates_per_epoch)
     rates = [rate(update) for update in range(max(1, int(updates_per_epoch * settings.epochs)))]
-    weights = network.trainable_params()
-    if settings.optimizer == "momentum":
-        optimizer = nn.Momentum(weights, rates, own.momentum, own.weight_decay)
-    elif settings.optimizer == "adam":
-        optimizer = nn.Adam(weights, rates, own.beta1, own.beta2, own.epsilon, weight_decay=own.weight_decay)
-    else:
-        optimizer = nn.AdaFactor(
-            weights, rates, scale_parameter=False, relative_step=False, weight_decay=own.weight_decay
+    optimizer = _optimizer(settings.optimizer, own, network.trainable_params(), rates)
+    return Stepper(optimizer, FirstOrderStep(network, loss, optimizer, settings), list)
+
+
+def _optimizer(name: str, own: Any, weights: list[Parameter], rates: list[float]) -> nn.Optimizer:
+    """The optimizer of that name, one learning rate an update."""
+    import first_order
+
+    if name == "momentum":
+        return first_order.Momentum(weights, rates, own.momentum, mode=own.mode, weight_decay=own.weight_decay)
+    if name == "adam":
+        return first_order.Adam(
+            weights, rates, own.beta1, own.beta2, own.epsilon, own.use_nesterov, weight_decay=own.weight_decay
         )
-    step = FirstOrderStep(network, loss, optimizer, settings)
-    return Stepper(optimizer, step, list)
+    return first_order.Adafactor(
+        weights, rates, own.beta2_decay, (own.eps1, own.eps2), own.d, weight_decay=own.weight_decay
+    )

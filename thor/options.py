@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from collections.abc import Iterable
@@ -13,6 +12,7 @@ from typing import Any
 import mindspore as ms
 from mindspore import nn
 
+from first_order.checks import number
 from thor.blocks import BlockPlan, check_int
 from thor.profile.records import Profile, ProfileError
 from thor.refresh import TraceRule
@@ -49,18 +49,6 @@ class Options:
         every = int(self.interval(step))
         # without an average only the last batch before a refresh counts
         return every if self.factor_decay == 0 else max(1, every // GATHERS_PER_INTERVAL)
-
-
-def number(name: str, value: Any, low: float, high: float = math.inf, *, open_high: bool = False) -> float:
-    """A finite number in [low, high] (or [low, high)), or an error."""
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f"{name} must be a number, but got {value!r} of type {type(value).__name__}")
-    size = float(value)
-    inside = low <= size < high if open_high else low <= size <= high
-    if not (math.isfinite(size) and inside):
-        upper = "" if high == math.inf else f" and {'less than' if open_high else 'at most'} {high:g}"
-        raise ValueError(f"{name} must be finite and at least {low:g}{upper}, but got {value}")
-    return size
 
 
 def check_bool(name: str, value: Any) -> bool:
