@@ -281,6 +281,10 @@ class Adafactor(HookedOptimizer, FirstOrder):
         """Move the weights by the gradients of ``closure() -> (loss, gradients)``, and return the loss."""
 
         def run(closure: Callable[[], tuple[Any, Any]]) -> Any:
+            if not callable(closure):
+                raise TypeError(
+                    f"closure must be a function, but got {closure!r}; call optimizer(gradients) without one"
+                )
             answer = closure()
             if not isinstance(answer, tuple) or len(answer) != 2:
                 raise TypeError(

@@ -278,7 +278,8 @@ class Adam(FirstOrder):
             # MindSpore's kernel has this formula, Nesterov included, in one pass
             return self.fused(
                 param, m, v, beta1_power.astype(ms.float32), beta2_power.astype(ms.float32), rate.astype(ms.float32),
-                self.beta1.astype(ms.float32), self.beta2.astype(ms.float32), self.epsilon.astype(ms.float32), gradient,
+                self.beta1.astype(ms.float32), self.beta2.astype(ms.float32), self.epsilon.astype(ms.float32),
+                gradient.astype(ms.float32),
             )  # fmt: skip
         dtype = working_type(param.dtype)
         new = adam_step(

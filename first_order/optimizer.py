@@ -25,6 +25,10 @@ class FirstOrder(nn.Optimizer):
     """
 
     def __init__(self, params: Any, learning_rate: Any, weight_decay: Any, loss_scale: float) -> None:
+        if isinstance(learning_rate, str | bool) or learning_rate is None:
+            raise TypeError(
+                f"the learning rate must be a number, list, Tensor, schedule or function, but got {learning_rate!r}"
+            )
         groups = parameter_groups(params)
         # read by _build_single_lr, which the base class calls
         object.__setattr__(self, "_wide", any(p.dtype == ms.float64 for p in _parameters(groups)))

@@ -206,6 +206,8 @@ def test_step_takes_a_closure_and_returns_its_loss():
     assert losses == sorted(losses, reverse=True) and losses[-1] < losses[0]
     with pytest.raises(TypeError, match=r"closure must return \(loss, gradients\).* but returned Tensor"):
         optimizer.step(lambda: x[0].sum())
+    with pytest.raises(TypeError, match="closure must be a function, but got 3"):
+        optimizer.step(3)
 
 
 def test_hooks_run_where_pytorchs_do_in_the_same_order():

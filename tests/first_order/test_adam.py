@@ -265,6 +265,40 @@ def test_errors_of_sparse_gradients(rows, values, message):
         Adam(make_parameters([x]))(((Tensor(values), Tensor(rows)),))
 
 
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (([],), ValueError, "params must not be empty"),
+        ((np.ones(2),), TypeError, "params must hold Parameters, but item 0 is float64"),
+        ((None,), TypeError, "params must be a list of Parameters, .* but got NoneType"),
+        (([{"lr": 1.0}],), ValueError, r"group 0 must have a list under 'params', but has \['lr'\]"),
+        ((make_parameters([np.ones(2, np.int32)]),), TypeError, "parameter w0 must be float16, .*, but is Int32"),
+        ((make_parameters([np.ones(2)]), "fast"), TypeError, "the learning rate must be a number, .*, but got 'fast'"),
+    ],
+)
+def test_errors_of_parameters_and_rates(arguments, error, message):
+    with pytest.raises(error, match=message):
+        Adam(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("gradients", "error", "message"),
+    [
+        (
+            Tensor([1.0, 2.0]),
+            TypeError,
+            "gradients must be a tuple or list with one Tensor for each of the 1 parameters",
+        ),
+        ((), ValueError, "gradients must be 1, one for each parameter in the order of optimizer.parameters, but got 0"),
+        ((np.ones(2),), TypeError, "gradient of w0 must be a Tensor, but got ndarray"),
+        ((Tensor([1.0]),), ValueError, r"gradient of w0 must have shape \(2,\), but got \(1,\)"),
+    ],
+)
+def test_errors_of_gradients(gradients, error, message):
+    with pytest.raises(error, match=message):
+        Adam(make_parameters([np.ones(2, np.float32)]))(gradients)
+
+
 def test_errors_of_the_optimizer():
     x = make_parameters([np.ones(2, np.float32)])
     with pytest.raises(ValueError, match="beta2 must be finite and at least 0 and less than 1, but got 1.0"):
