@@ -18,7 +18,7 @@ from thor.layers import Layer, float_parameter, int_parameter
 from thor.options import inner_optimizer, read_options
 from thor.profile import auto
 from thor.profile.records import Profile
-from thor.records import LayerRecord, describe_plan, plan_parameter
+from thor.records import LayerRecord, describe_plan, log_layers, plan_parameter
 from thor.refresh import Decision, RefreshRecord, TraceRule, damped_trace, pi_split
 
 logger = logging.getLogger("thor")
@@ -99,7 +99,7 @@ class THOR(nn.Cell):
             self._take_profile(auto.cached(self._profile_path))
         self._captured = [Layer(target, self.options.plan) for target in chosen]
         self._name_state(scale)
-        self._log_layers()
+        log_layers(self.layers, self._left_out)
 
     # -- construction --------------------------------------------------------------------------------------------
 
@@ -130,8 +130,7 @@ class THOR(nn.Cell):
     def profile_blocks(self, loss_fn: Any, inputs: tuple[Any, ...]) -> None:
         """Choose the block size on a first batch (``block_size="auto"``), and begin anew with the chosen plan."""
         assert self._profile_path is not None
-        patched = any(type(cell) is convolution.PatchConv2d or getattr(cell, "thor_as_patches", False)
-                      for _, cell in self._net.cells_and_names())  # fmt: skip
+        patched = convolution.has_patches(self._net)
         capture.detach(self._net)
         names = {layer.name for layer in self._captured}
         others = [f"^{re.escape(t.name)}$" for t in capture.find(self._net)[0] if t.name not in names]
@@ -143,14 +142,12 @@ class THOR(nn.Cell):
         self._take_profile(profile)
         self._captured = [Layer(target, self.options.plan) for target in self._targets()]
         self._name_state(float(self.scale.asnumpy()[0]))
-        self._log_layers()
+        log_layers(self.layers, self._left_out)
 
     def _name_state(self, scale: float) -> None:
-        """Everything training depends on, as Parameters."""
+        """Everything training depends on, as Parameters; the plan first, for it checks what is loaded."""
         layers = self._captured
-        self.plan = plan_parameter(
-            describe_plan(self.options.plan, layers), lambda: self.options.auto
-        )  # first: it checks what is loaded
+        self.plan = plan_parameter(describe_plan(self.options.plan, layers), lambda: self.options.auto)
         self.curvature = ParameterTuple([p for y in layers for f in (y.a, y.g) for p in f.parameters])
         self.step_count = int_parameter("step", 0)
         self.next_refresh = int_parameter("next_refresh", 0)
@@ -165,16 +162,6 @@ class THOR(nn.Cell):
         self.bad_steps = int_parameter("bad_steps", 0)
         self.skipped_steps = int_parameter("skipped_steps", 0)
         self.escalations = int_parameter("escalations", 0)
-
-    def _log_layers(self) -> None:
-        for record in self.layers:
-            (a_count, a_size), (g_count, g_size) = record.blocks
-            logger.info(
-                "captured %s (%s): A %d in %d x %d, G %d in %d x %d, %.1f KiB", record.name, record.kind, record.a_dim,
-                a_count, a_size, record.g_dim, g_count, g_size, record.bytes / 1024,
-            )  # fmt: skip
-        if self._left_out:
-            logger.info("not captured, plain gradient: %s", "; ".join(f"{x.name}: {x.reason}" for x in self._left_out))
 
     # -- what users read -----------------------------------------------------------------------------------------
 

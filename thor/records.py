@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +13,10 @@ import numpy as np
 from mindspore import Parameter, Tensor
 
 from thor.blocks import BlockPlan
+from thor.capture import LeftOut
 from thor.layers import Layer
+
+logger = logging.getLogger("thor")
 
 _PLAN_BYTES = 256
 
@@ -30,6 +34,18 @@ class LayerRecord:
     refreshes: int
     kept: int
     bytes: int
+
+
+def log_layers(records: list[LayerRecord], left_out: list[LeftOut]) -> None:
+    """One line for each captured layer, and one for all that was not captured."""
+    for record in records:
+        (a_count, a_size), (g_count, g_size) = record.blocks
+        logger.info(
+            "captured %s (%s): A %d in %d x %d, G %d in %d x %d, %.1f KiB", record.name, record.kind, record.a_dim,
+            a_count, a_size, record.g_dim, g_count, g_size, record.bytes / 1024,
+        )  # fmt: skip
+    if left_out:
+        logger.info("not captured, plain gradient: %s", "; ".join(f"{x.name}: {x.reason}" for x in left_out))
 
 
 def describe_plan(plan: BlockPlan, layers: list[Layer]) -> str:
