@@ -16,7 +16,7 @@ train: data ## train a small network with THOR, then with Momentum; table, curve
 	$(PYTHON) scripts/quickstart.py
 
 test: data ## run the tests
-	$(PYTHON) -m pytest
+	$(PYTHON) -m pytest -n 2 --dist loadfile
 
 lint: $(STAMP) ## ruff (rules and format) and mypy
 	$(PYTHON) -m ruff check .
