@@ -178,16 +178,23 @@ class Inverter:
 
     def _invert_until_trusted(self, stacked, damping, owner, jobs):
         damping = np.maximum(damping, np.finfo(np.float32).tiny)
-        inverses, trusted = self.algebra.invert(stacked, damping)
+        inverses, trusted = self._invert(stacked, damping)
         escalated = ~trusted
         for _ in range(RETRIES):
             if trusted.all():
                 break
             damping = np.where(trusted, damping, damping * ESCALATION)
-            inverses, trusted = self.algebra.invert(stacked, damping)
+            inverses, trusted = self._invert(stacked, damping)
         for index in owner[escalated]:
             jobs[index].escalated += 1
         return inverses, trusted
+
+    def _invert(self, stacked, damping):
+        if stacked[0].shape[-1] > 1:
+            return self.algebra.invert(stacked, damping)
+        numbers = [blocks if isinstance(blocks, np.ndarray) else blocks.asnumpy() for blocks in stacked]
+        inverses, trusted = inverse.reciprocals(np.concatenate(numbers), damping)  # of embeddings and normalisations
+        return inverses if self.method == "lapack" else self.algebra.tensor(inverses), trusted
 
     def _store(self, job: Job, x, u: np.ndarray | None, blocks) -> None:
         factor = job.factor

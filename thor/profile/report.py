@@ -15,8 +15,9 @@ from thor.profile.layer_plan import choose_per_layer
 from thor.profile.records import Profile
 
 PREDICTOR = (
-    "Trust the cosine most: on Fashion-MNIST it ranked splits and sizes as training did, while the spectral loss sees "
-    "only the largest eigenvalue, which the mean or a low rank already holds (README, the profiler's results)."
+    "Trust the error most, then the cosine: on Fashion-MNIST's autoencoder their means ranked splits and sizes as "
+    "training did (rank correlation 0.90 and 0.83), while the spectral loss, blind to what stands beside the blocks, "
+    "did not (-0.02; README, what the profiler found)."
 )
 KEPT_COLOR, TIME_COLOR = "#1f77b4", "#d95f02"
 
