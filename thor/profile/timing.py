@@ -1,9 +1,9 @@
 """How long an inverse takes, as THOR will do it: its own batched, compiled inverse, on the device at hand.
 
 Two clocks. The *call* inverts one block: the p_n of the paper's curve, with the fixed cost of a call inside. That cost,
-the *launch floor*, is measured at block size 1, by the same routine (THOR itself divides by a block of one), and reported,
-because below it a curve is flat and says nothing about sizes. The *refresh* inverts all blocks of a network at once, in
-the buckets that training uses.
+the *launch floor*, is measured at block size 1, by the same routine (THOR itself divides by a block of one), and
+reported: a curve that is still near it says nothing about sizes. The *refresh* inverts all blocks of a network at once,
+in the buckets that training uses.
 """
 
 from __future__ import annotations
