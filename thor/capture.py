@@ -102,7 +102,7 @@ def _reason_against_norm(cell: nn.Cell, base: type) -> str | None:
     return None if getattr(cell, "data_format", "NCHW") in ("NCHW", "NCDHW") else f"data_format {cell.data_format}"
 
 
-def find(net: nn.Cell, skip: Iterable[str] = (), norms: bool = True) -> tuple[list[Target], list[LeftOut]]:
+def find(net: nn.Cell, skip: Iterable[str] = (), norms: bool = False) -> tuple[list[Target], list[LeftOut]]:
     """What of a network can be captured, and the layers with weights that cannot.
 
     ``skip`` holds regular expressions; one that matches a layer's name leaves it out. Cells that share one weight are

@@ -42,5 +42,11 @@ def quick(monkeypatch):
         seconds = time.perf_counter() - before
         return timing.Timing(seconds, seconds, seconds, 1)
 
+    def all_once(sizes, counts, method):
+        found = [once(timing._inversion(size, many, method)) for size, many in zip(sizes, counts, strict=True)]
+        count[0] -= len(sizes) - 1  # sizes are timed together
+        return found
+
     monkeypatch.setattr(timing, "repeat", once)
+    monkeypatch.setattr(timing, "time_calls", all_once)
     return count

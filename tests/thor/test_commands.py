@@ -174,12 +174,12 @@ def interrupt_at(monkeypatch, module, name, after):
 def test_an_interrupt_keeps_what_was_measured_and_the_same_command_goes_on(tmp_path, monkeypatch, quick):
     out = tmp_path / "p.json"
     with monkeypatch.context() as patch:
-        interrupt_at(patch, timing, "time_call", 4)  # two sizes: one call, one batch each
+        interrupt_at(patch, timing, "time_calls", 1)  # single blocks are timed, batches are not
         result = thor("profile", *TINY, "--out", out)
     assert result.exit_code == 130
     assert f"interrupted: what was measured is in {out}; the same command goes on from there" in result.stderr
     part = Profile.load(out, partial=True)
-    assert sorted(part.calls) == [1, 2] and not part.complete
+    assert len(part.calls) == 4 and not part.blocks and not part.complete
     assert "the measurement was interrupted" in refused("show", out)
 
     with monkeypatch.context() as patch:
@@ -204,23 +204,23 @@ def test_an_interrupt_keeps_what_was_measured_and_the_same_command_goes_on(tmp_p
 def test_a_real_signal_is_an_interrupt(number, tmp_path, monkeypatch):
     """MindSpore takes SIGINT for itself and answers with a SIGTERM, which would end the process without a word."""
     before = signal.getsignal(signal.SIGTERM)
-    real = timing.time_call
+    real = timing.time_calls
 
     def signalled(*arguments):
         os.kill(os.getpid(), number)
         return real(*arguments)
 
-    monkeypatch.setattr(timing, "time_call", signalled)
+    monkeypatch.setattr(timing, "time_calls", signalled)
     result = thor("profile", *TINY, "--out", tmp_path / "p.json")
     assert result.exit_code == 130 and "interrupted: " in result.stderr
     assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_an_interrupt_without_out_says_that_nothing_is_kept(monkeypatch, tmp_path):
-    interrupt_at(monkeypatch, timing, "time_call", 3)
+    interrupt_at(monkeypatch, timing, "time_calls", 1)
     result = thor("profile", *TINY)
     assert result.exit_code == 130 and "interrupted: nothing is kept; give --out" in result.stderr
-    interrupt_at(monkeypatch, timing, "time_call", 0)
+    interrupt_at(monkeypatch, timing, "time_calls", 0)
     result = thor("profile", *TINY, "--out", tmp_path / "p.json")
     assert result.exit_code == 130 and "interrupted: nothing was measured yet" in result.stderr
     assert not (tmp_path / "p.json").exists()

@@ -290,12 +290,12 @@ def test_what_takes_the_plain_gradient_is_listed_with_its_reason():
     assert [item.reason for item in thor.THOR(net, 0.1, 0.1, norms=True).left_out] == [
         "normalises with moving statistics"
     ]
-    layers, _ = capture.find(nn.SequentialCell(nn.LayerNorm((2, 3)), nn.Dense(3, 3)))
+    layers, _ = capture.find(nn.SequentialCell(nn.LayerNorm((2, 3)), nn.Dense(3, 3)), norms=True)
     assert [target.kind for target in layers] == ["dense"]
     words_net = Words()
     words_net.embedding.embedding_table.requires_grad = False
     words_net.norm.beta.requires_grad = False
-    found, left = capture.find(words_net)
+    found, left = capture.find(words_net, norms=True)
     assert [target.name for target in found] == ["norm.gamma", "dense"]
     assert [(item.name, item.reason) for item in left] == [("embedding", "frozen")]
 

@@ -109,7 +109,7 @@ def measure(
     """Measure ``task``, going on from ``resume``; ``save`` is called whenever something new was measured."""
     progress = progress or Silent()
     skip = skip_patterns(task.skip)
-    targets, left_out = capture.find(task.net, skip, norms=False)
+    targets, left_out = capture.find(task.net, skip)
     targets = [target for target in targets if target.kind in ("dense", "conv")]  # the others are not cut
     if not targets:
         why = "; ".join(f"{x.name} ({x.type}): {x.reason}" for x in left_out[:5]) or "it has no weights"

@@ -40,7 +40,7 @@ class Timing:
 
 def repeat(call: Callable[[], Any], budget: float) -> Timing:
     """Time ``call`` after one warm-up, at least three times and for a budget of seconds."""
-    _once(call)
+    call()
     times: list[float] = []
     start = time.perf_counter()
     while len(times) < 3 or (time.perf_counter() - start < budget and len(times) < MAX_REPEATS):

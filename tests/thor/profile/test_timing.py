@@ -12,13 +12,13 @@ from thor.profile import gather, timing
 
 def test_the_median_of_repeats_after_a_warm_up(monkeypatch):
     """A clock of its own: the first call takes 9 s and does not count."""
-    now, durations = [0.0], iter([9.0, 1.0, 5.0, 2.0, 3.0, 4.0])
+    now, durations = [0.0], iter([9.0, 1.0, 5.0, 3.0])
 
     def call():
         now[0] += next(durations)
 
     monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
-    assert timing.repeat(call, 0.0, 5) == timing.Timing(3.0, 2.0, 4.0, 5)
+    assert timing.repeat(call, 0.0) == timing.Timing(3.0, 2.0, 4.0, 3)
 
 
 def test_repeats_go_on_within_a_budget_of_seconds_and_have_an_end(monkeypatch):
@@ -28,16 +28,35 @@ def test_repeats_go_on_within_a_budget_of_seconds_and_have_an_end(monkeypatch):
         now[0] += 0.25
 
     monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
-    assert timing.repeat(call, 3.0, 5).repeats == 12
-    assert timing.repeat(call, 1e9, 5).repeats == timing.MAX_REPEATS
+    assert timing.repeat(call, 3.0).repeats == 12
+    assert timing.repeat(call, 1e9).repeats == timing.MAX_REPEATS
+
+
+def test_sizes_are_timed_in_turn_and_short_calls_are_averaged(monkeypatch):
+    """A clock of its own: size 1 takes 0.1 ms, size 2 takes 5 ms; each call tells which it was."""
+    now, order = [0.0], []
+
+    def inversion(size, count, method):
+        def call():
+            order.append(size)
+            now[0] += {1: 1e-4, 2: 5e-3}[size]
+
+        return call
+
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(timing, "_inversion", inversion)
+    monkeypatch.setattr(timing, "SECONDS_PER_SIZE", 0.0)
+    first, second = timing.time_calls([1, 2], [1, 1], "lapack")
+    assert (first.median, second.median) == pytest.approx((1e-4, 5e-3))
+    assert first.repeats == second.repeats == timing.MIN_REPEATS
+    turns = order[4:]  # after two calls each to warm up and to see how short they are
+    within = turns.index(2)
+    assert within > 1 and turns == ([1] * within + [2]) * timing.MIN_REPEATS
 
 
 @pytest.mark.parametrize("method", ["lapack", "cholesky", "newton-schulz"])
-def test_one_call_inverts_the_blocks(method, monkeypatch):
-    results = []
-    monkeypatch.setattr(timing, "repeat", lambda call, *_: results.append(call()) or timing.Timing(1, 1, 1, 1))
-    timing.time_call(6, method, 3)
-    inverses, trusted = results[0]
+def test_one_call_inverts_the_blocks(method):
+    inverses, trusted = timing._inversion(6, 3, method)()
     inverses = np.asarray(inverses.asnumpy() if hasattr(inverses, "asnumpy") else inverses)[:3]
     assert np.all(trusted)
     damped = timing.positive_definite(6, 3) + 0.1 * np.eye(6)
