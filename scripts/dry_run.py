@@ -13,12 +13,15 @@ from rich.table import Table
 
 from scripts.build import make_convolutions_fast, select_device, whole_steps
 from scripts.config import differences, load_config
+from scripts.data import fetch
 from scripts.errors import UserError
 from scripts.feeds import PUBLISHED_SIZES, Feeds, open_feeds
 from scripts.networks import build_loss, build_network
 from scripts.optimizers import build_stepper
 from scripts.settings import TrainSettings
 from scripts.training import CHECKPOINTS, CONFIG, memory
+
+WRAPPED = "_backbone."  # where mixed precision puts the network
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,7 @@ def show(settings: TrainSettings, console: Console | None = None) -> Plan:
     console = console or Console()
     plan = _plan(settings)
     sizes = memory(plan.network, plan.optimizer)
-    console.print(_layers(plan, sizes["curvature"]))
+    console.print(_layers(settings.network, plan, sizes["curvature"]))
     left_out = getattr(plan.optimizer, "left_out", [])
     lines = [f"plain gradient: {len(left_out)} layers"] if left_out else []
     lines += [_memory(sizes), _steps(settings, plan.steps_per_epoch)]
@@ -66,7 +69,8 @@ def _plan(settings: TrainSettings) -> Plan:
     ms.set_seed(settings.seed)
     feeds: Feeds | None = None
     try:
-        feeds = open_feeds(settings)
+        with fetch.looking_only():
+            feeds = open_feeds(settings)
     except UserError as error:
         notes.append(f"the data: {error}")
     steps = _steps_per_epoch(settings, feeds)
@@ -87,20 +91,22 @@ def _steps_per_epoch(settings: TrainSettings, feeds: Feeds | None) -> int | None
     return whole_steps(settings, examples // (settings.batch_size * settings.data.ranks))
 
 
-def _layers(plan: Plan, curvature: dict[str, int]) -> Table:
+def _layers(title: str, plan: Plan, curvature: dict[str, int]) -> Table:
     """Each layer with weights of its own, and its factors where it is captured."""
     captured = {record.name: record for record in getattr(plan.optimizer, "layers", [])}
-    table = Table(title=type(plan.network).__name__)
-    for column, justify in (("layer", "left"), ("kind", "left"), ("weights", "right")):
-        table.add_column(column, justify=justify)  # type: ignore[arg-type]
-    if captured:
-        for column in ("A", "G", "curvature, KiB"):
-            table.add_column(column, justify="right")
+    table = Table(title=title)
+    table.add_column("layer", no_wrap=True)
+    table.add_column("kind", no_wrap=True)
+    for column in ("weights", "A", "G", "KiB") if captured else ("weights",):
+        table.add_column(column, justify="right", no_wrap=True)
     for name, cell in plan.network.cells_and_names():
         own = [p for p in cell._params.values() if p is not None and p.requires_grad]
         if not own:
             continue
-        row = [name, type(cell).__bases__[0].__name__ if name in captured else type(cell).__name__]
+        row = [
+            name.removeprefix(WRAPPED),
+            type(cell).__bases__[0].__name__ if name in captured else type(cell).__name__,
+        ]
         row.append(f"{sum(p.size for p in own):,}")
         if name in captured:
             row += [*_factors(captured[name]), f"{curvature.get(name, 0) / 1024:.1f}"]
@@ -112,7 +118,7 @@ def _factors(record: Any) -> list[str]:
     """Size of each factor, and the blocks that it is cut into."""
     sizes = []
     for size, blocks in ((record.a_dim, record.blocks[0]), (record.g_dim, record.blocks[1])):
-        sizes.append(f"{size} = {blocks[0]} x {blocks[1]}" if blocks else f"{size}")
+        sizes.append(f"{size}={blocks[0]}x{blocks[1]}" if blocks else f"{size}")
     return sizes
 
 
@@ -121,7 +127,7 @@ def _memory(sizes: dict[str, Any]) -> str:
     parts = {
         "weights": sizes["weights"],
         "optimizer": sizes["optimizer"],
-        "of this curvature": sizes["curvature"].get("total", 0),
+        "of it curvature": sizes["curvature"].get("total", 0),
     }
     told = ", ".join(f"{name} {size / 2**20:.1f} MiB" for name, size in parts.items() if size)
     return f"memory: {told} (besides activations)"
