@@ -3,6 +3,7 @@
 VENV   := .venv
 PYTHON := $(VENV)/bin/python
 STAMP  := $(VENV)/.installed
+PHOTOGRAPHS := foolbox==3.3.4
 BASE   := $(shell command -v python3.11 || command -v python3)
 
 .DEFAULT_GOAL := help
@@ -15,7 +16,7 @@ train: data ## train a small network with THOR, then with Momentum; table, curve
 	$(PYTHON) scripts/quickstart.py
 
 test: data ## run the tests
-	$(PYTHON) -m pytest
+	$(PYTHON) -m pytest -n 2 --dist loadfile
 
 lint: $(STAMP) ## ruff (rules and format) and mypy
 	$(PYTHON) -m ruff check .
@@ -28,12 +29,12 @@ data: $(STAMP) ## bring Fashion-MNIST (31 MB, once)
 bench: $(STAMP) ## measure step times: Momentum, THOR's plain step, curvature step, refresh
 	$(PYTHON) scripts/bench_step.py
 
+# torch's build for CPUs alone calls itself 2.13.0+cpu; the lock names the version, which either build satisfies.
 lock: ## renew requirements.lock with the newest versions that pyproject.toml allows
 	@$(MAKE) --no-print-directory $(VENV)/bin/pip
 	$(VENV)/bin/pip install --upgrade --upgrade-strategy eager ".[train,dev]"
-	$(VENV)/bin/pip install --no-deps foolbox==3.3.4
 	{ head -n 1 requirements.lock; \
-	  $(VENV)/bin/pip freeze --all | grep -v -i -E '^(pip==|mindspore[-_]thor)'; } > requirements.lock.new
+	  $(VENV)/bin/pip freeze --all | grep -v -i -E '^(pip==|foolbox|mindspore[-_]thor|-e |#)' | sed 's/+cpu$$//'; } > requirements.lock.new
 	mv requirements.lock.new requirements.lock
 
 clean: ## remove the environment, results of runs and caches (not the data)
@@ -46,9 +47,11 @@ $(VENV)/bin/pip:
 	  echo "Install python3.11, or name one: make BASE=/path/to/python3.11" >&2; exit 1; }
 	"$(BASE)" -m venv $(VENV)
 
-# Repeats are instant and need no network: the stamp is renewed only when one of the two files changes. The lock is
-# complete; --no-deps, because of foolbox only the sample photographs are wanted, and not what the package asks for.
+# Repeats are instant and need no network: the stamp is renewed only when one of the two files changes. Of foolbox only
+# the sample photographs are wanted, and not what the package asks for. torch is a reference for tests; where the default
+# index serves its large build for GPUs, PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu brings the small one.
 $(STAMP): pyproject.toml requirements.lock | $(VENV)/bin/pip
-	$(VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps -r requirements.lock
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check -r requirements.lock
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps $(PHOTOGRAPHS)
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $(STAMP)

@@ -235,6 +235,8 @@ class TiedDecoder(nn.Cell):
     layer of H inputs and V outputs whose bias is its own.
     """
 
+    thor_kind = "dense"  # by which THOR knows what `construct` computes
+
     def __init__(self, embedding: nn.Embedding) -> None:
         super().__init__()
         self.weight = embedding.embedding_table

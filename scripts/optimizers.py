@@ -128,19 +128,26 @@ def _interval(own: ThorSettings) -> Any:
 
 
 def _first_order(settings: TrainSettings, network: nn.Cell, loss: nn.Cell, steps_per_epoch: int) -> Stepper:
-    """An optimizer of mindspore.nn and a compiled step around it."""
+    """An optimizer of first_order and a compiled step around it."""
     own = getattr(settings, settings.optimizer)
     updates_per_epoch = steps_per_epoch / settings.accumulation
     rate = learning_rate_schedule(own.learning_rate, own.schedule, settings.epochs, updates_per_epoch)
     rates = [rate(update) for update in range(max(1, int(updates_per_epoch * settings.epochs)))]
-    weights = decay_groups(network, settings, own.weight_decay)
-    if settings.optimizer == "momentum":
-        optimizer = nn.Momentum(weights, rates, own.momentum, own.weight_decay)
-    elif settings.optimizer == "adam":
-        optimizer = nn.Adam(weights, rates, own.beta1, own.beta2, own.epsilon, weight_decay=own.weight_decay)
-    else:
-        optimizer = nn.AdaFactor(
-            weights, rates, scale_parameter=False, relative_step=False, weight_decay=own.weight_decay
-        )
+    optimizer = _optimizer(settings.optimizer, own, decay_groups(network, settings, own.weight_decay), rates)
     step = FirstOrderStep(network, loss, optimizer, settings)
     return Stepper(optimizer, step, state=(step.state,))
+
+
+def _optimizer(name: str, own: Any, weights: Any, rates: list[float]) -> nn.Optimizer:
+    """The optimizer of that name over weights or groups of them, one learning rate an update."""
+    import first_order
+
+    if name == "momentum":
+        return first_order.Momentum(weights, rates, own.momentum, mode=own.mode, weight_decay=own.weight_decay)
+    if name == "adam":
+        return first_order.Adam(
+            weights, rates, own.beta1, own.beta2, own.epsilon, own.use_nesterov, weight_decay=own.weight_decay
+        )
+    return first_order.Adafactor(
+        weights, rates, own.beta2_decay, (own.eps1, own.eps2), own.d, weight_decay=own.weight_decay
+    )

@@ -142,30 +142,36 @@ class ThorSettings(Settings):
 
 
 class MomentumSettings(Settings):
-    """Hyper-parameters of Momentum."""
+    """Hyper-parameters of first_order.Momentum; momentum is its alpha."""
 
     learning_rate: Positive = 0.05
     schedule: NamedSchedule = Schedule()
     momentum: Share = 0.9
+    mode: Literal["standard", "nesterov"] = "standard"
     weight_decay: NonNegative = 0.0
 
 
 class AdamSettings(Settings):
-    """Hyper-parameters of Adam."""
+    """Hyper-parameters of first_order.Adam."""
 
     learning_rate: Positive = 0.001
     schedule: NamedSchedule = Schedule()
     beta1: Share = 0.9
     beta2: Share = 0.999
     epsilon: Positive = 1e-8
+    use_nesterov: bool = False
     weight_decay: NonNegative = 0.0
 
 
 class AdafactorSettings(Settings):
-    """Hyper-parameters of Adafactor."""
+    """Hyper-parameters of first_order.Adafactor, whose learning rate is relative to the weights; eps1 may be null."""
 
     learning_rate: Positive = 0.01
     schedule: NamedSchedule = Schedule()
+    beta2_decay: Annotated[float, Field(le=0)] = -0.8
+    eps1: NonNegative | None = None
+    eps2: NonNegative = 1e-3
+    d: Annotated[float, Field(ge=1)] = 1.0
     weight_decay: NonNegative = 0.0
 
 

@@ -50,6 +50,11 @@ def even_cut(dim: int, block_size: int) -> tuple[int, int]:
     return size, count
 
 
+def diagonal_cut(dim: int) -> Cut:
+    """A factor of which only the diagonal is kept: blocks of one."""
+    return Cut(dim, 1, dim)
+
+
 def check_int(name: str, value: object, low: int, hint: str = "") -> int:
     """``value`` as an int of at least ``low``, or an error with name, value and what is allowed."""
     if isinstance(value, bool) or not isinstance(value, int):

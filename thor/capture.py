@@ -1,12 +1,15 @@
-"""Taps: how factors leave an unchanged user network.
+"""Which layers of a network are captured, and how ports are put around them and taken off again.
 
-A captured layer stays the user's object. Its class becomes a subclass whose ``construct`` sends the input and the
-pre-activation output through *ports*. A port is the identity; differentiated with respect to its Parameters, its
-custom ``bprop`` returns the fresh statistics of the factor as their "gradients". So one ``value_and_grad`` over weights
-and port Parameters yields gradients and factors together, with no side effect in the graph, and a layer that is used
-several times sums its contributions, as gradients do.
+Layers are found by object, never by name order; a captured layer stays the user's object and gets a subclass of its own
+class (taps.py and pair_taps.py). What a layer's two factors are is told in factors.py.
 
-The Parameters of a port double as storage: they hold the running estimate (see layers.py).
+    kind         layer                                   weight            bias
+    dense        nn.Dense                                [O, I]            in A's last coordinate
+    conv         nn.Conv2d                               [O, I / g, k, k]  in A's last coordinate
+    embedding    nn.Embedding                            [V, D]
+    tied         nn.Embedding and decoders of its table  [V, D]            plain gradient
+    norm_scale   nn.BatchNorm*, nn.LayerNorm: gamma      [C]
+    norm_shift   the same: beta                          [C]
 """
 
 from __future__ import annotations
@@ -16,137 +19,31 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import mindspore as ms
-from mindspore import Parameter, nn, ops
+from mindspore import Parameter, nn
 
-from thor import convolution, device, factors
+from thor import convolution, device
+from thor.pair_taps import EmbeddingTap, NormTap, PairPort, TappedPair, TiedDecoderTap, TiedEmbeddingTap, plain
+from thor.taps import Features, InputTap, OutputTap, Port, Statistics, TappedConv2d, TappedDense
 
-
-class Features(nn.Cell):
-    """From a layer's input or output gradient to features and scale; see factors.py."""
-
-    def __init__(
-        self, kind: str, homogeneous: bool, geometry: convolution.Geometry | None, groups: int, order: str
-    ):  # fmt: skip
-        super().__init__(auto_prefix=False)
-        self.kind, self.homogeneous, self.groups = kind, homogeneous, groups
-        self.geometry, self.by_position = geometry, order == "position"
-
-    def construct(self, x):
-        if self.kind == "dense_input":
-            return factors.dense_input(x, self.homogeneous)
-        if self.kind == "dense_output":
-            return factors.dense_output(x)
-        if self.kind == "conv_input":
-            return factors.conv_input(x, self.geometry, self.homogeneous, self.by_position)
-        return factors.conv_output(x, self.groups)
-
-
-class Statistics(nn.Cell):
-    """Fresh statistics of one factor: blocks, what the split keeps beside them, and a 1 that counts uses."""
-
-    def __init__(self, features: Features, cut):
-        super().__init__(auto_prefix=False)
-        self.features = features
-        self.size, self.count, self.padded, self.split = cut.size, cut.count, cut.padded, cut.split
-
-    def construct(self, x, probe):
-        features, scale = self.features(x)
-        features = factors.pad_features(features, self.padded)
-        blocks = factors.block_gram(features, scale, self.size, self.count)
-        beside = ops.zeros_like(probe)
-        if self.split == "block+mean":
-            beside = factors.scaled_mean(features, scale)
-        elif self.split == "block+rank":
-            beside = factors.sketch(features, scale, probe)
-        return blocks, beside, ops.ones((1,), ms.float32)
-
-
-class Tap(nn.Cell):
-    """Identity on x whose ``bprop`` gives (blocks, probe, uses) the statistics of a factor as their gradients."""
-
-    def __init__(self, statistics: Statistics):
-        super().__init__(auto_prefix=False)
-        self.statistics = statistics
-
-    def construct(self, x, blocks, probe, uses):
-        return x
-
-
-class InputTap(Tap):
-    """The statistics are those of the saved input."""
-
-    def bprop(self, x, blocks, probe, uses, out, dout):
-        fresh_blocks, beside, one = self.statistics(x, probe)
-        return dout, fresh_blocks, beside, one
-
-
-class OutputTap(Tap):
-    """The statistics are those of the incoming gradient."""
-
-    def bprop(self, x, blocks, probe, uses, out, dout):
-        fresh_blocks, beside, one = self.statistics(dout, probe)
-        return dout, fresh_blocks, beside, one
-
-
-class Port(nn.Cell):
-    """Where a tap meets its Parameters. ``active`` is read when a graph is compiled, and at each call in PyNative."""
-
-    def __init__(self, tap: nn.Cell, blocks: Parameter, probe: Parameter, uses: Parameter):
-        super().__init__(auto_prefix=False)
-        self.tap = tap
-        self.blocks, self.probe, self.uses = blocks, probe, uses
-        self.active = False
-
-    def construct(self, x):
-        if self.active:
-            return self.tap(x, self.blocks, self.probe, self.uses)
-        return x
-
-
-class TappedDense(nn.Dense):
-    """``nn.Dense`` with ports around its affine part. Made by class assignment, never constructed."""
-
-    def construct(self, x):
-        shape = x.shape
-        if len(shape) != 2:
-            x = x.reshape(-1, shape[-1])
-        x = self.matmul(self.thor_input(x), self.weight)
-        if self.has_bias:
-            x = self.bias_add(x, self.bias)
-        x = self.thor_output(x)
-        if self.activation_flag:
-            x = self.activation(x)
-        if len(shape) != 2:
-            x = x.reshape(shape[:-1] + (x.shape[-1],))
-        return x
-
-
-class TappedConv2d(nn.Conv2d):
-    """``nn.Conv2d`` with ports around it. Made by class assignment, never constructed."""
-
-    def construct(self, x):
-        x = self.thor_input(x)
-        if self.thor_as_patches:
-            x = convolution.convolve(x, self.weight, self.thor_geometry, self.out_channels)
-        else:
-            x = self.conv2d(x, self.weight)
-        if self.has_bias:
-            x = self.bias_add(x, self.bias)
-        return self.thor_output(x)
-
-
+#: A Cell of another class that computes x W^T (+ bias) says so by this class attribute: ``thor_kind = "dense"``.
+#: It matters for a decoder that shares an embedding's table.
+KIND_ATTRIBUTE = "thor_kind"
+NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.LayerNorm)
 _TAPPED: dict[Any, Any] = {nn.Dense: TappedDense, nn.Conv2d: TappedConv2d}
-_ATTRIBUTES = ("thor_input", "thor_output", "thor_geometry", "thor_as_patches", "thor_original")
+_BASES = (nn.Dense, nn.Conv2d, nn.Embedding, *NORMS)
+_ATTRIBUTES = (
+    "thor_input", "thor_output", "thor_geometry", "thor_as_patches", "thor_plain", "thor_scale", "thor_shift",
+    "thor_original",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Target:
-    """A layer that can be captured: every Cell that owns one weight, and what its factors look like."""
+    """What can be captured: a weight, every Cell that uses it, and what its factors look like."""
 
     name: str
     cells: tuple[nn.Cell, ...]
-    kind: str  # "dense" | "conv"
+    kind: str
     weight: Parameter
     bias: Parameter | None
     copies: int
@@ -164,61 +61,107 @@ class LeftOut:
 
 
 def _base_of(cell: nn.Cell) -> type | None:
-    """``nn.Dense`` or ``nn.Conv2d`` if the Cell computes as one of them does, else None."""
+    """The layer class that the Cell computes as, or None."""
     if type(cell) is convolution.PatchConv2d:
         return nn.Conv2d
-    for base in _TAPPED:
+    for base in _BASES:
         if isinstance(cell, base) and type(cell).construct is base.construct:
             return base
     return None
 
 
-def _reason_against(cell: nn.Cell, base: type | None, name: str, skip: list[re.Pattern[str]]) -> str | None:
+def _weights_of(cell: nn.Cell, base: type) -> list[Parameter]:
+    """The Parameters that a captured layer of this class preconditions."""
+    if base is nn.Embedding:
+        return [cell.embedding_table]
+    return [cell.gamma, cell.beta] if base in NORMS else [cell.weight]
+
+
+def _reason_against(
+    cell: nn.Cell, base: type | None, name: str, skip: list[re.Pattern[str]], norms: bool
+) -> str | None:
     if any(pattern.search(name) for pattern in skip):
         return "matches skip"
     if base is None:
-        overridden = next((b.__name__ for b in _TAPPED if isinstance(cell, b)), None)
+        overridden = next((b.__name__ for b in _BASES if isinstance(cell, b)), None)
         return f"overrides {overridden}.construct" if overridden else "this type has no factors here"
-    if not cell.weight.requires_grad:
+    if base in NORMS and not norms:
+        return "normalisation takes the plain gradient (norms=False)"
+    if not any(weight.requires_grad for weight in _weights_of(cell, base)):
         return "frozen"
     if base is nn.Conv2d and cell.data_format != "NCHW":
         return f"data_format {cell.data_format}"
-    return None
+    return _reason_against_norm(cell, base) if base in NORMS else None
 
 
-def find(net: nn.Cell, skip: Iterable[str] = ()) -> tuple[list[Target], list[LeftOut]]:
-    """Layers of the network by object: those that can be captured, and those with weights that cannot.
+def _reason_against_norm(cell: nn.Cell, base: type) -> str | None:
+    if base is nn.LayerNorm:
+        return None if len(cell.normalized_shape) == 1 else f"normalises over {len(cell.normalized_shape)} axes"
+    if cell.use_batch_statistics is False:
+        return "normalises with moving statistics"
+    return None if getattr(cell, "data_format", "NCHW") in ("NCHW", "NCDHW") else f"data_format {cell.data_format}"
+
+
+def find(net: nn.Cell, skip: Iterable[str] = (), norms: bool = True) -> tuple[list[Target], list[LeftOut]]:
+    """What of a network can be captured, and the layers with weights that cannot.
 
     ``skip`` holds regular expressions; one that matches a layer's name leaves it out. Cells that share one weight are
-    one target, named after the first.
+    one target, named after the first. ``norms`` tells whether normalisation layers are captured.
     """
     patterns = [re.compile(pattern) for pattern in skip]
     groups: dict[int, list[tuple[str, nn.Cell]]] = {}
     left_out: list[LeftOut] = []
+    tables = {id(cell.embedding_table) for _, cell in net.cells_and_names() if _base_of(cell) is nn.Embedding}
     for name, cell in net.cells_and_names():
         own = [p for p in cell._params.values() if p is not None]
         if not own:
             continue
-        reason = _reason_against(cell, _base_of(cell), name, patterns)
-        if reason is None:
-            groups.setdefault(id(cell.weight), []).append((name, cell))
+        base = nn.Dense if _is_tied_decoder(cell, tables) else _base_of(cell)
+        reason = _reason_against(cell, base, name, patterns, norms)
+        if reason is None and base is not None:
+            groups.setdefault(id(_weights_of(cell, base)[0]), []).append((name, cell))
         else:
-            left_out.append(LeftOut(name or type(net).__name__, type(cell).__name__, reason))
+            left_out.append(LeftOut(name or type(net).__name__, type(cell).__name__, reason or ""))
     targets: list[Target] = []
     for members in groups.values():
-        first = _target(*members[0])
-        alike = [cell for name, cell in members if _same_form(_target(name, cell), first)]
-        targets.append(_target(members[0][0], *alike))
-        left_out += [LeftOut(n, type(c).__name__, f"shares {first.name}'s weight in another form")
-                     for n, c in members if not any(c is cell for cell in alike)]  # fmt: skip
+        found, others = _targets_of(members)
+        targets += found
+        left_out += others
     return targets, left_out
 
 
+def _is_tied_decoder(cell: nn.Cell, tables: set[int]) -> bool:
+    """A Cell that declares itself dense and whose weight is an embedding's table."""
+    return getattr(type(cell), KIND_ATTRIBUTE, None) == "dense" and id(getattr(cell, "weight", None)) in tables
+
+
+def _targets_of(members: list[tuple[str, nn.Cell]]) -> tuple[list[Target], list[LeftOut]]:
+    """The targets of the Cells that share one weight, and those that use it in a form of their own."""
+    name, first = members[0]
+    if _base_of(first) in NORMS:
+        return _norm_targets(name, [cell for _, cell in members]), []
+    tied = _tied_target(members)
+    if tied is not None:
+        biases = [LeftOut(f"{n}.bias", type(c).__name__, "bias of a tied decoder") for n, c in members
+                  if getattr(c, "bias", None) is not None]  # fmt: skip
+        return [tied], biases
+    strays = [(n, c) for n, c in members if _base_of(c) is None]
+    if strays:
+        return [], [LeftOut(n, type(c).__name__, "its embedding is not captured") for n, c in strays]
+    form = _target(name, first)
+    alike = [cell for member, cell in members if _same_form(_target(member, cell), form)]
+    others = [LeftOut(n, type(c).__name__, f"shares {form.name}'s weight in another form")
+              for n, c in members if not any(c is cell for cell in alike)]  # fmt: skip
+    return [_target(name, *alike)], others
+
+
 def _target(name: str, *cells: nn.Cell) -> Target:
-    cell = cells[0]
+    cell, label = cells[0], name or type(cells[0]).__name__
+    if isinstance(cell, nn.Embedding):
+        table = cell.embedding_table
+        return Target(label, cells, "embedding", table, None, 1, *table.shape)
     bias = cell.bias if cell.has_bias and cell.bias.requires_grad else None
     homogeneous = int(bias is not None)
-    label = name or type(cell).__name__
     if _base_of(cell) is nn.Dense:
         return Target(label, cells, "dense", cell.weight, bias, 1, cell.in_channels + homogeneous, cell.out_channels)
     _, channels, height, width = cell.weight.shape
@@ -226,28 +169,91 @@ def _target(name: str, *cells: nn.Cell) -> Target:
     return Target(label, cells, "conv", cell.weight, bias, cell.group, a_dim, cell.out_channels // cell.group)
 
 
+def _tied_target(members: list[tuple[str, nn.Cell]]) -> Target | None:
+    """One pair of factors for an embedding and the decoders of its table, or None if there is no such pair."""
+    embeddings = [(name, cell) for name, cell in members if isinstance(cell, nn.Embedding)]
+    if not embeddings or len(embeddings) == len(members):
+        return None
+    table = embeddings[0][1].embedding_table
+    return Target(embeddings[0][0], tuple(cell for _, cell in members), "tied", table, None, 1, *table.shape)
+
+
+def _norm_targets(name: str, cells: list[nn.Cell]) -> list[Target]:
+    """Scale and shift are captured each for itself."""
+    label, cell = name or type(cells[0]).__name__, cells[0]
+    pairs = (("gamma", "norm_scale", cell.gamma), ("beta", "norm_shift", cell.beta))
+    return [Target(f"{label}.{part}", tuple(cells), kind, weight, None, 1, 1, weight.shape[0])
+            for part, kind, weight in pairs if weight.requires_grad]  # fmt: skip
+
+
 def _same_form(one: Target, other: Target) -> bool:
     return (one.kind, one.copies, one.a_dim, one.g_dim, id(one.bias)) == (
         other.kind, other.copies, other.a_dim, other.g_dim, id(other.bias))  # fmt: skip
 
 
-def attach(target: Target, a_cut, g_cut, a_parameters, g_parameters, order: str = "channel") -> list[Port]:
+def weight_in(cell: nn.Cell, target_kind: str) -> Parameter:
+    """The Parameter that stands in the place of a target's weight now."""
+    if isinstance(cell, nn.Embedding):
+        return cell.embedding_table
+    if target_kind.startswith("norm"):
+        return cell.gamma if target_kind == "norm_scale" else cell.beta
+    return cell.weight
+
+
+def attach(target: Target, a_cut, g_cut, a_parameters, g_parameters, order: str = "channel") -> list[Any]:
     """Put ports around every Cell of the target; returns them. Parameters are (blocks, probe, uses) of each factor."""
-    ports = []
+    ports: list[Any] = []
     for cell in target.cells:
-        geometry = convolution.Geometry(cell) if target.kind == "conv" else None
-        homogeneous = target.bias is not None
-        inputs = Features(f"{target.kind}_input", homogeneous, geometry, target.copies, order)
-        outputs = Features(f"{target.kind}_output", homogeneous, geometry, target.copies, order)
-        thor_input = Port(InputTap(Statistics(inputs, a_cut)), *a_parameters)
-        thor_output = Port(OutputTap(Statistics(outputs, g_cut)), *g_parameters)
-        original = type(cell)
-        values = (thor_input, thor_output, geometry, device.convolution_path() == "patches", original)
-        for name, value in zip(_ATTRIBUTES, values, strict=True):
-            object.__setattr__(cell, name, value)  # past Cell's registration: the network gets no new child
-        cell.__class__ = _tapped_class(original)
-        ports += [thor_input, thor_output]
+        if target.kind in ("dense", "conv"):
+            ports += _attach_two(cell, target, a_cut, g_cut, a_parameters, g_parameters, order)
+        else:
+            port = PairPort(_pair_tap(cell, target, g_cut), a_parameters, g_parameters)
+            _attach_pair(cell, "thor_shift" if target.kind == "norm_shift" else "thor_scale", port)
+            ports.append(port)
     return ports
+
+
+def _attach_two(cell, target, a_cut, g_cut, a_parameters, g_parameters, order) -> list[Port]:
+    """A port on the input and one on the output before activation."""
+    geometry = convolution.Geometry(cell) if target.kind == "conv" else None
+    homogeneous = target.bias is not None
+    inputs = Features(f"{target.kind}_input", homogeneous, geometry, target.copies, order)
+    outputs = Features(f"{target.kind}_output", homogeneous, geometry, target.copies, order)
+    thor_input = Port(InputTap(Statistics(inputs, a_cut)), *a_parameters)
+    thor_output = Port(OutputTap(Statistics(outputs, g_cut)), *g_parameters)
+    original = type(cell)
+    values = {"thor_input": thor_input, "thor_output": thor_output, "thor_geometry": geometry,
+              "thor_as_patches": device.convolution_path() == "patches", "thor_original": original}  # fmt: skip
+    _set(cell, values)
+    cell.__class__ = _tapped_class(original)
+    return [thor_input, thor_output]
+
+
+def _pair_tap(cell: nn.Cell, target: Target, g_cut) -> nn.Cell:
+    if target.kind.startswith("norm"):
+        is_layer = isinstance(cell, nn.LayerNorm)
+        epsilon = cell.epsilon if is_layer else cell.eps
+        return NormTap("layer" if is_layer else "batch", target.kind == "norm_scale", float(epsilon))
+    if isinstance(cell, nn.Embedding):
+        outputs = Statistics(Features("dense_output", False, None, 1, "channel"), g_cut)
+        tap = EmbeddingTap if target.kind == "embedding" else TiedEmbeddingTap
+        return tap(target.a_dim, outputs)
+    return TiedDecoderTap(Statistics(Features("dense_input", False, None, 1, "channel"), g_cut))
+
+
+def _attach_pair(cell: nn.Cell, slot: str, port: PairPort) -> None:
+    """A port after the layer's own computation; a normalisation layer may get a second one."""
+    if "thor_original" not in vars(cell):
+        original = type(cell)
+        _set(cell, {"thor_plain": plain(cell, original), "thor_scale": None, "thor_shift": None,
+                    "thor_original": original})  # fmt: skip
+        cell.__class__ = _pair_class(original)
+    _set(cell, {slot: port})
+
+
+def _set(cell: nn.Cell, values: dict[str, Any]) -> None:
+    for name, value in values.items():
+        object.__setattr__(cell, name, value)  # past Cell's registration: the network gets no new child
 
 
 def _tapped_class(original: type) -> type:
@@ -257,6 +263,13 @@ def _tapped_class(original: type) -> type:
         base = next(base for base in (nn.Dense, nn.Conv2d) if issubclass(original, base))
         _TAPPED[original] = type(f"Tapped{original.__name__}", (_TAPPED[base], original), {})
     return _TAPPED[original]
+
+
+def _pair_class(original: type) -> type:
+    key = (original, TappedPair)  # a Dense can be captured as itself and as a tied decoder
+    if key not in _TAPPED:
+        _TAPPED[key] = type(f"Tapped{original.__name__}", (TappedPair, original), {})
+    return _TAPPED[key]
 
 
 def tapped_cells(net: nn.Cell) -> Iterator[tuple[str, nn.Cell]]:
@@ -273,6 +286,6 @@ def detach(net: nn.Cell) -> int:
         cell.__class__ = cell.thor_original
         keep = ("thor_geometry",) if type(cell) is convolution.PatchConv2d else ()
         for name in _ATTRIBUTES:
-            if name not in keep:
+            if name in vars(cell) and name not in keep:
                 object.__delattr__(cell, name)
     return len(cells) + convolution.restore(net)

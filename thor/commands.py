@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +18,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 from thor import device
 from thor.profile import report, target
 from thor.profile.auto import available_memory
-from thor.profile.choice import choose, read_curves
+from thor.profile.choice import check_candidates, choose, read_curves
 from thor.profile.profiler import Task, measure
 from thor.profile.records import Profile, ProfileError
 
@@ -26,6 +28,11 @@ app = typer.Typer(
 )  # fmt: skip
 console = Console()
 INTERRUPTED = 130
+
+
+def _say(text: str) -> None:
+    """One line as it is: paths may hold what rich takes for markup, and are not to be wrapped."""
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 @app.callback()
@@ -53,7 +60,7 @@ def profile(
     batch_size: Annotated[int, typer.Option(min=1, help="of --data fashion-mnist")] = 128,
     batches: Annotated[int, typer.Option(min=1, help="batches that factors are averaged over")] = 1,
     loss: Annotated[
-        str, typer.Option(help="cross-entropy, squared-error (the input is the target), or module:callable")
+        str, typer.Option(help="cross-entropy, squared-error (to the input, but for own data), or module:callable")
     ] = "cross-entropy",
     device_name: Annotated[str, typer.Option("--device", help="CPU, GPU, Ascend or auto")] = "auto",
     dims: Annotated[str | None, typer.Option(help="block sizes to try, as in 1,16,32,64")] = None,
@@ -72,6 +79,7 @@ def profile(
     with _clear_errors():
         import mindspore as ms
 
+        _check_options(out, threshold, damping, budget)
         name = device.select(device_name)
         ms.set_seed(seed)
         shape = target.parse_shape(input) if input is not None else None
@@ -81,27 +89,52 @@ def profile(
             data, shape, classes or 10, batches, batch_size, loss == "squared-error", seed
         )
         describe = {"network": network, "source": source, "input": input, "batches": batches, "seed": seed,
-                    "loss": loss, "batch_size": batch_size if data else (shape or (0,))[0]}  # fmt: skip
+                    "loss": loss, "classes": classes,
+                    "batch_size": batch_size if data else (shape or (0,))[0]}  # fmt: skip
         task = Task(
             net=net, loss_fn=target.build_loss(loss), batches=stream, dims=candidates, threshold=threshold, rank=rank,
             damping=damping, skip=tuple(skip or ()), inverse=inverse, describe=describe,
             memory=int(memory * 2**30) if memory is not None else available_memory() // 2,
         )  # fmt: skip
         _try_network(net, task)
-        console.print(f"profiling {network} on {name}; at most {task.memory / 2**30:.1f} GiB held")
+        _say(f"profiling {network} on {name}; at most {task.memory / 2**30:.1f} GiB held")
         result = _measure(task, out, fresh)
         report.show(result, console, interval, budget)
         if out is not None:
             _draw(result, out)
 
 
+def _check_options(out: Path | None, threshold: float, damping: float, budget: float) -> None:
+    """Refuse before anything is measured."""
+    if out is not None and out.suffix == ".png":
+        raise target.UsageError(
+            f"--out {out}: the picture is written beside the profile; give a name that ends in .json"
+        )
+    _check_share("--threshold", threshold)
+    if not 0 < damping < float("inf"):
+        raise target.UsageError(f"--damping must be finite and greater than 0, but got {damping}")
+    _check_budget(budget)
+
+
+def _check_share(name: str, value: float) -> None:
+    if not 0 < value < 1:
+        raise target.UsageError(f"{name} must lie between 0 and 1, but got {value}")
+
+
+def _check_budget(budget: float) -> None:
+    if not budget > 0:
+        raise target.UsageError(f"--budget must be greater than 0 seconds, but got {budget}")
+
+
 def _parse_dims(text: str | None) -> list[int] | None:
     if text is None:
         return None
     try:
-        return [int(part) for part in text.split(",")]
+        return check_candidates([int(part) for part in text.split(",")])
     except ValueError:
-        raise target.UsageError(f"--dims {text!r}: give positive integers, as in 1,16,32,64") from None
+        raise target.UsageError(
+            f"--dims {text!r}: give at least two different positive integers, as in 1,16,32,64"
+        ) from None
 
 
 def _try_network(net: Any, task: Task) -> None:
@@ -109,44 +142,80 @@ def _try_network(net: Any, task: Task) -> None:
     inputs = next(task.batches(), None)
     if inputs is None:
         raise target.UsageError("the data has no batch (is --batch-size larger than the data?)")
-    training = bool(net.training)
     net.set_train(False)  # normalisation layers keep their statistics
     try:
-        output = net(*inputs[:-1])
+        output = _computed(net(*inputs[:-1]) if task.loss_fn is not None else net(*inputs))
     except Exception as error:
-        shapes = ", ".join(str(tuple(item.shape)) for item in inputs[:-1])
-        raise target.UsageError(f"the network does not take an input of shape {shapes}; it says:\n{error}") from error
+        shapes = " and ".join(str(tuple(item.shape)) for item in inputs[:-1])
+        raise target.UsageError(
+            f"the network does not take an input of shape {shapes}; it says:\n{_own_words(error)}"
+        ) from error
     try:
         if task.loss_fn is not None:
-            task.loss_fn(output, inputs[-1])
+            _computed(task.loss_fn(output, inputs[-1]))
     except Exception as error:
         raise target.UsageError(
-            f"the loss does not take outputs of shape {tuple(output.shape)} with targets of shape "
-            f"{tuple(inputs[-1].shape)} (see --loss and --classes); it says:\n{error}"
+            f"the loss does not take outputs of shape {getattr(output, 'shape', type(output).__name__)} with targets "
+            f"of shape {tuple(inputs[-1].shape)} (see --loss and --classes); it says:\n{_own_words(error)}"
         ) from error
-    finally:
-        net.set_train(training)
+
+
+def _own_words(error: Exception) -> str:
+    """An error's message without MindSpore's C++ call stack behind it."""
+    return str(error).split("\n\n-----", 1)[0].strip()
+
+
+def _computed(output: Any) -> Any:
+    """Wait for a result: MindSpore may raise only where a value is asked for."""
+    for value in output if isinstance(output, (tuple, list)) else (output,):
+        value.asnumpy()
+    return output
 
 
 def _measure(task: Task, out: Path | None, fresh: bool) -> Profile:
     """Measure with progress bars; an interrupt keeps what was measured."""
     resume = None
     if out is not None and out.exists() and not fresh:
-        found = Profile.load(out, partial=True)
+        try:
+            found = Profile.load(out, partial=True)
+        except ProfileError as error:
+            raise ProfileError(f"{error} (give --fresh to overwrite it, or another --out)") from error
         resume = None if found.complete else found
         if resume is not None:
-            console.print(f"going on from {out}: {len(resume.calls)} times and {len(resume.layers)} layers are there")
+            _say(f"going on from {out}: {len(resume.calls)} times and {len(resume.layers)} layers are there")
     saved = _Saver(out)
     try:
-        with _Bars() as bars:
+        with _interruptible(), _Bars() as bars:
             result = measure(task, resume=resume, progress=bars, save=saved)
     except KeyboardInterrupt:
         saved.flush()
-        hint = f"what was measured is in {out}; the same command goes on from there" if out else "give --out to keep it"
+        hint = "nothing was measured yet" if out else "nothing is kept; give --out to go on from an interrupt"
+        if out is not None and saved.last:
+            hint = f"what was measured is in {out}; the same command goes on from there"
         typer.echo(f"interrupted: {hint}", err=True)
         raise typer.Exit(INTERRUPTED) from None
     saved.flush()
     return result
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Let Ctrl-C, and a SIGTERM, raise KeyboardInterrupt.
+
+    MindSpore takes SIGINT for itself once it has run an operator, and answers it by sending its own process a SIGTERM,
+    which would end it without a word.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        for number in before:
+            signal.signal(number, signal.default_int_handler)
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: not set by Python
 
 
 class _Saver:
@@ -201,7 +270,7 @@ class _Bars:
 def _draw(result: Profile, out: Path) -> None:
     picture = out.with_suffix(".png")
     report.draw(result, picture)
-    console.print(f"wrote {out} and {picture}")
+    _say(f"wrote {out} and {picture}")
 
 
 @app.command()
@@ -213,14 +282,14 @@ def show(
 ) -> None:  # fmt: skip
     """Print a profile's table and draw its picture again."""
     with _clear_errors():
+        _check_budget(budget)
         result = Profile.load(path)
         if threshold is not None:
-            if not 0 < threshold < 1:
-                raise target.UsageError(f"--threshold must lie between 0 and 1, but got {threshold}")
+            _check_share("--threshold", threshold)
             result.threshold = threshold
         report.show(result, console, interval, budget)
         report.draw(result, path.with_suffix(".png"))
-        console.print(f"wrote {path.with_suffix('.png')}")
+        _say(f"wrote {path.with_suffix('.png')}")
 
 
 @app.command("choose")
@@ -231,11 +300,9 @@ def choose_command(
     with _clear_errors():
         crossing = choose(*read_curves(path))
         if crossing.dim is None:
-            console.print(f"block size {crossing.chosen}: {crossing.reason}")
+            _say(f"block size {crossing.chosen}: {crossing.reason}")
         else:
-            console.print(
-                f"block size {crossing.chosen}: the curves cross at ({crossing.dim:.0f}, {crossing.share:.2f})"
-            )
+            _say(f"block size {crossing.chosen}: the curves cross at ({crossing.dim:.0f}, {crossing.share:.2f})")
 
 
 @app.command("report")
@@ -247,4 +314,4 @@ def report_command(
     with _clear_errors():
         from thor import report_html
 
-        console.print(f"wrote {report_html.write(run, out)}", soft_wrap=True, highlight=False)
+        _say(f"wrote {report_html.write(run, out)}")

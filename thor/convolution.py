@@ -107,6 +107,11 @@ def use_patches(net: nn.Cell) -> int:
     return len(convolutions)
 
 
+def has_patches(net: nn.Cell) -> bool:
+    """Whether any layer of the network runs as patches, captured or not."""
+    return any(type(c) is PatchConv2d or getattr(c, "thor_as_patches", False) for _, c in net.cells_and_names())
+
+
 def restore(net: nn.Cell) -> int:
     """Undo :func:`use_patches`; returns how many layers were restored."""
     changed = [cell for _, cell in net.cells_and_names() if type(cell) is PatchConv2d]

@@ -6,6 +6,8 @@ d coordinates and R rows (examples, or example-position pairs), and a scale; the
     layer    rows R   A, of the input                G, of g = dL/ds, L the mean loss    source
     dense    N        (1/N) sum a a^T                N sum g g^T                         Martens & Grosse 2015
     conv     B P      (1/B) sum of patches p p^T     (B / P) sum g g^T                   Grosse & Martens 2016 (KFC)
+    token    N        diag of token frequencies      N sum g g^T                         a = one-hot: A is diagonal
+    norm     B        1                              diag of B sum_b (sum_p g x)^2       the exact diagonal, see below
 
 N counts every leading axis of a dense layer's input (K-FAC expand, Eschenhagen et al. 2023), B examples, P positions.
 With a bias, A's last coordinate is the constant 1. Then A (x) G estimates the Fisher of the per-example losses.
@@ -57,6 +59,54 @@ def conv_output(g, groups):
     return features.reshape(groups, channels // groups, batch * positions), 1.0 * batch / positions
 
 
+def token_frequencies(ids, vocabulary):
+    """Share of each token among ids [...], as diagonal blocks [1, V, 1, 1]: the A of an embedding."""
+    flat = ids.reshape(-1)
+    counts = ops.unsorted_segment_sum(ops.ones(flat.shape, ms.float32), flat, vocabulary)
+    return (counts / flat.shape[0]).reshape(1, vocabulary, 1, 1)
+
+
+def balance(rows, blocks, dim):
+    """The scale s with which rows R s and columns C / s have one mean diagonal.
+
+    A weight that is used twice, as an embedding and as a decoder, has F ~ R_1 x C_1 + R_2 x C_2. One pair of factors
+    stands for the sum, (R_1 + R_2) x (C_1 + C_2), which is good only if the two uses share their scales out alike.
+    """
+    mean_rows, mean_columns = rows.mean(), traces(blocks).sum() / dim
+    floor = ops.full_like(mean_rows, 1e-30)
+    return ops.sqrt(ops.maximum(mean_columns, floor) / ops.maximum(mean_rows, floor))
+
+
+def per_example(values, channel_last):
+    """Sum a layer's values over everything but examples (axis 0) and channels: [B, C]."""
+    if channel_last:
+        return values.reshape(values.shape[0], -1, values.shape[-1]).sum(1)
+    return values.reshape(values.shape[0], values.shape[1], -1).sum(-1)
+
+
+def diagonal_fisher(gradients):
+    """Diagonal blocks [1, C, 1, 1] of the empirical Fisher B sum_b g_b g_b^T, from per-example parts [B, C].
+
+    With a mean loss L, B dL/dw's part of example b is the gradient of its own loss; their mean square is the Fisher.
+    """
+    batch, channels = gradients.shape
+    return ((gradients * gradients).sum(0) * batch).reshape(1, channels, 1, 1)
+
+
+def batch_normalized(x, epsilon):
+    """X [B, C, ...] with mean 0 and variance 1 in each channel over examples and positions."""
+    flat = x.astype(ms.float32).reshape(x.shape[0], x.shape[1], -1)
+    centred = flat - flat.mean((0, 2), keep_dims=True)
+    return (centred * ops.rsqrt((centred * centred).mean((0, 2), keep_dims=True) + epsilon)).reshape(x.shape)
+
+
+def layer_normalized(x, epsilon):
+    """X [..., C] with mean 0 and variance 1 along its last axis."""
+    x = x.astype(ms.float32)
+    centred = x - x.mean(-1, keep_dims=True)
+    return centred * ops.rsqrt((centred * centred).mean(-1, keep_dims=True) + epsilon)
+
+
 def append_ones(features, homogeneous):
     """Add the bias's coordinate, constant 1, behind the others."""
     if not homogeneous:
@@ -76,6 +126,8 @@ def pad_features(features, padded):
 def block_gram(features, scale, size, count):
     """The diagonal blocks [c, n, b, b] of scale * X X^T for padded features [c, n b, R]."""
     copies, _, rows = features.shape
+    if size == 1:
+        return ((features * features).sum(-1) * scale).reshape(copies, count, 1, 1)
     blocks = features.reshape(copies * count, size, rows)
     gram = ops.BatchMatMul(transpose_b=True)(blocks, blocks)
     return (gram * scale).reshape(copies, count, size, size)

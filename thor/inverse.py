@@ -21,6 +21,10 @@ RESIDUAL_LIMIT = 0.1
 
 def invert_on_host(blocks: np.ndarray, damping: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """LAPACK's ``spotrf`` and ``spotri``, block by block: (inverses, trusted)."""
+    if blocks.shape[-1] == 1:
+        damped = blocks + damping.astype(np.float32).reshape(-1, 1, 1)
+        trusted = (damped > 0) & np.isfinite(damped)
+        return 1.0 / np.where(trusted, damped, 1.0), trusted.reshape(-1)
     inverses = np.empty_like(blocks)
     trusted = np.zeros(len(blocks), bool)
     for index, block in enumerate(blocks):
@@ -39,6 +43,8 @@ def invert_on_host(blocks: np.ndarray, damping: np.ndarray) -> tuple[np.ndarray,
 def invert_by_cholesky(blocks, damping):
     """Batched Cholesky and two triangular solves, for targets with ``ops.cholesky``: (inverses, trusted)."""
     damped = add_to_diagonal(blocks, damping)
+    if blocks.shape[-1] == 1:
+        return invert_numbers(damped)
     identity = ops.eye(blocks.shape[-1], blocks.shape[-1], ms.float32)
     factor = ops.cholesky(damped)
     inverses = ops.cholesky_solve(identity.expand_dims(0).broadcast_to(blocks.shape), factor)
@@ -54,6 +60,8 @@ def invert_by_newton_schulz(blocks, damping, iterations=NEWTON_SCHULZ_ITERATIONS
     """
     damped = add_to_diagonal(blocks, damping)
     size = blocks.shape[-1]
+    if size == 1:
+        return invert_numbers(damped)
     identity = ops.eye(size, size, ms.float32)
     diagonal = (damped * identity).sum(-1)
     scale = ops.rsqrt(ops.maximum(diagonal, ops.full_like(diagonal, 1e-30)))
@@ -66,6 +74,13 @@ def invert_by_newton_schulz(blocks, damping, iterations=NEWTON_SCHULZ_ITERATIONS
     x = (x + x.transpose(0, 2, 1)) * 0.5
     trusted = is_inverse(scaled, x)
     return x * scale.expand_dims(-1) * scale.expand_dims(-2), trusted
+
+
+def invert_numbers(damped):
+    """Blocks of one [m, 1, 1]: (reciprocals, whether they are those of positive numbers)."""
+    safe = ops.maximum(damped, ops.full_like(damped, 1e-30))
+    trusted = (damped > 0).astype(ms.float32) * ops.isfinite(damped).astype(ms.float32)
+    return 1.0 / safe, trusted.reshape(-1)
 
 
 def add_to_diagonal(blocks, damping):

@@ -13,14 +13,16 @@ inverse, refreshed when the trace rule says so). Both are Parameters, so a check
 
 from __future__ import annotations
 
+import math
 import zlib
+from typing import Any
 
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor
 
-from thor.blocks import BlockPlan, Cut
-from thor.capture import Port, Target, attach
+from thor.blocks import BlockPlan, Cut, diagonal_cut
+from thor.capture import Target, attach
 
 PREFIX = "thor."
 
@@ -33,8 +35,9 @@ def parameter(name: str, value: np.ndarray) -> Parameter:
 class Factor:
     """One Kronecker factor of one layer."""
 
-    def __init__(self, name: str, cut: Cut, copies: int):
+    def __init__(self, name: str, cut: Cut, copies: int, *, diagonal: bool = False):
         self.name, self.cut, self.copies = name, cut, copies
+        self.diagonal = diagonal  # by the layer's kind, not because the plan cuts that small
         blocks = (copies, cut.count, cut.size, cut.size)
         thin = (copies, cut.padded, cut.rank) if cut.rank else (1,)
         self.blocks = parameter(f"{name}.blocks", np.zeros(blocks, np.float32))
@@ -72,8 +75,13 @@ class Factor:
         return (*self.estimates, self.probe, self.inverse, self.s, self.t)
 
     def dense(self) -> np.ndarray:
-        """The factor as it is approximated, [c, dim, dim] float32: blocks, and what stands beside them."""
+        """The factor as it is approximated, [c, dim, dim] float32: blocks, and what stands beside them.
+
+        [c, dim] where only the diagonal is kept.
+        """
         blocks = self.blocks.asnumpy()
+        if self.diagonal:
+            return blocks.reshape(self.copies, -1).copy()
         full = assemble(blocks)
         beside = directions(self)
         if beside is not None:
@@ -83,7 +91,9 @@ class Factor:
         return full[:, : self.cut.dim, : self.cut.dim].astype(np.float32)
 
     def dense_inverse(self) -> np.ndarray:
-        """The damped inverse as it is applied, [c, dim, dim] float32."""
+        """The damped inverse as it is applied, [c, dim, dim] float32, or [c, dim] where it is diagonal."""
+        if self.diagonal:
+            return self.inverse.asnumpy().reshape(self.copies, -1).copy()
         full = assemble(self.inverse.asnumpy())
         if self.cut.rank:
             full = full - self.s.asnumpy() @ self.t.asnumpy().transpose(0, 2, 1)
@@ -126,12 +136,18 @@ class Layer:
     def __init__(self, target: Target, plan: BlockPlan):
         self.name, self.kind, self.cells = target.name, target.kind, target.cells
         self.weight, self.bias, self.copies = target.weight, target.bias, target.copies
-        self.a = Factor(f"{target.name}.a", plan.cut(target.a_dim, target.name, "a"), target.copies)
-        self.g = Factor(f"{target.name}.g", plan.cut(target.g_dim, target.name, "g"), target.copies)
-        positions = self.weight.size // (self.weight.shape[0] * self.weight.shape[1])
+        a_cut, g_cut = cuts_of(target, plan)
+        self.a = Factor(f"{target.name}.a", a_cut, target.copies, diagonal=target.kind not in ("dense", "conv"))
+        self.g = Factor(f"{target.name}.g", g_cut, target.copies, diagonal=target.kind.startswith("norm"))
+        # A of an embedding stands for the rows of its table, in any other layer for the columns of the weight
+        self.rows, self.columns = (self.a, self.g) if target.kind in ("embedding", "tied") else (self.g, self.a)
+        #: G alone is inverted, with the whole damping; A is 1 and stays so
+        self.single = target.kind.startswith("norm")
+        self.powers = _scale_powers(target.kind, g_cut)
         # of a convolution whose A is cut: its kernel positions, if they come first in A's order
-        self.positions = positions if plan.order == "position" and self.a.cut.count > 1 and positions > 1 else 1
-        self.ports: list[Port] = attach(
+        area = math.prod(self.weight.shape[2:])
+        self.positions = area if plan.order == "position" and self.a.cut.count > 1 else 1
+        self.ports: list[Any] = attach(
             target, self.a.cut, self.g.cut, self.a.port_parameters, self.g.port_parameters,
             "position" if self.positions > 1 else "channel",
         )  # fmt: skip
@@ -160,6 +176,27 @@ class Layer:
         """What a checkpoint of this layer's state must agree with."""
         order = f":{self.positions}" if self.positions > 1 else ""
         return f"{self.name}:{self.kind}:{self.copies}:{self.a.cut}:{self.g.cut}{order}"
+
+
+def cuts_of(target: Target, plan: BlockPlan) -> tuple[Cut, Cut]:
+    """How A and G of a layer are cut."""
+    if target.kind.startswith("norm"):
+        return diagonal_cut(1), diagonal_cut(target.g_dim)
+    g_cut = plan.cut(target.g_dim, target.name, "g")
+    if target.kind == "embedding":
+        return diagonal_cut(target.a_dim), g_cut
+    if target.kind == "tied":
+        # its sums are balanced with a square root, with which a mean would not scale
+        plain = Cut(g_cut.dim, g_cut.size, g_cut.count) if g_cut.split == "block+mean" else g_cut
+        return diagonal_cut(target.a_dim), plain
+    return plan.cut(target.a_dim, target.name, "a"), g_cut
+
+
+def _scale_powers(kind: str, g_cut: Cut) -> tuple[int, int, int]:
+    """Powers of the loss scale in the statistics (A's blocks, G's blocks, what stands beside G's)."""
+    if kind == "tied":
+        return 1, 1, 1
+    return 0, 2, 1 if g_cut.split == "block+mean" else 2
 
 
 def float_parameter(name: str, value: float | list[float] | np.ndarray) -> Parameter:

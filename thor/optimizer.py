@@ -18,7 +18,7 @@ from thor.layers import Layer, float_parameter, int_parameter
 from thor.options import inner_optimizer, read_options
 from thor.profile import auto
 from thor.profile.records import Profile
-from thor.records import LayerRecord, describe_plan, plan_parameter
+from thor.records import LayerRecord, describe_plan, log_layers, plan_parameter
 from thor.refresh import Decision, RefreshRecord, TraceRule, damped_trace, pi_split
 
 logger = logging.getLogger("thor")
@@ -38,8 +38,9 @@ class THOR(nn.Cell):
     only when the trace of the factor has moved (see :mod:`thor.refresh`). Use it through :class:`thor.TrainStep`.
 
     Args:
-        net: the network. Its ``nn.Dense`` and ``nn.Conv2d`` layers are captured in place: names, values and outputs
-            stay; ``thor.detach(net)`` undoes it. All other weights take the plain gradient.
+        net: the network. Its dense, convolution, embedding and normalisation layers (thor/capture.py lists them) are
+            captured in place: names, values and outputs stay; ``thor.detach(net)`` undoes it. All other weights take
+            the plain gradient.
         learning_rate: number, callable of the step, or anything ``nn.Momentum`` takes; None leaves ``inner``'s alone.
         damping: what is added to the Fisher block before inversion, number or callable of the step. Large values turn
             the direction to the gradient's and shrink the step; start at 0.03 and lower it as training settles.
@@ -56,6 +57,7 @@ class THOR(nn.Cell):
         loss_scale: number, :class:`thor.DynamicLossScale` or a ``mindspore.amp`` scaler.
         clip: limit on the step's size in the norm of the curvature (kl clip); 1e-3 is usual. None for no limit.
         skip: regular expressions; layers whose name matches take the plain gradient.
+        norms: whether scale and shift of normalisation layers are preconditioned, by their diagonal Fisher.
         params: parameter groups for the default Momentum, as ``nn.Optimizer`` takes them.
         weight_decay_mode: "coupled": added to the preconditioned direction, through momentum (the released THOR);
             "decoupled": w <- (1 - lr weight_decay) w, apart from the step.
@@ -69,6 +71,7 @@ class THOR(nn.Cell):
         interval: Any = 100, factor_interval: Any = None, factor_decay: float = 0.95,
         inner: nn.Optimizer | None = None, loss_scale: Any = 1.0, clip: float | None = None, skip: Any = (),
         params: Any = None, weight_decay_mode: str = "coupled", inverse: str | None = None, max_bad_steps: int = 10,
+        norms: bool = False,
     ) -> None:  # fmt: skip
         super().__init__(auto_prefix=False)
         if not isinstance(net, nn.Cell):
@@ -82,7 +85,7 @@ class THOR(nn.Cell):
         self.options = read_options(
             damping=damping, block_size=block_size, split=split, rank=rank, refresh=refresh, interval=interval,
             factor_interval=factor_interval, factor_decay=factor_decay, clip=clip, weight_decay=weight_decay,
-            weight_decay_mode=weight_decay_mode, skip=skip, max_bad_steps=max_bad_steps,
+            weight_decay_mode=weight_decay_mode, skip=skip, max_bad_steps=max_bad_steps, norms=norms,
         )  # fmt: skip
         self._scale_rule: scales.DynamicLossScale | None
         scale, self._scale_rule = scales.read(loss_scale)
@@ -96,13 +99,13 @@ class THOR(nn.Cell):
             self._take_profile(auto.cached(self._profile_path))
         self._captured = [Layer(target, self.options.plan) for target in chosen]
         self._name_state(scale)
-        self._log_layers()
+        log_layers(self.layers, self._left_out)
 
     # -- construction --------------------------------------------------------------------------------------------
 
     def _targets(self) -> list[capture.Target]:
         """Every layer that can be captured and is optimized."""
-        targets, self._left_out = capture.find(self._net, self.options.skip)
+        targets, self._left_out = capture.find(self._net, self.options.skip, self.options.norms)
         optimized = {id(weight) for weight in self.inner.parameters}
         chosen = [t for t in targets if id(t.weight) in optimized and (t.bias is None or id(t.bias) in optimized)]
         self._left_out += [
@@ -112,8 +115,8 @@ class THOR(nn.Cell):
         if not chosen:
             why = "; ".join(f"{x.name} ({x.type}): {x.reason}" for x in self._left_out[:5]) or "it has no weights"
             raise ValueError(
-                f"no layer to capture in {type(self._net).__name__}: THOR preconditions nn.Dense and nn.Conv2d layers "
-                f"with trainable weights, and found none ({why})"
+                f"no layer to capture in {type(self._net).__name__}: THOR preconditions dense, convolution, embedding "
+                f"and normalisation layers with trainable weights, and found none ({why})"
             )
         return chosen
 
@@ -127,8 +130,7 @@ class THOR(nn.Cell):
     def profile_blocks(self, loss_fn: Any, inputs: tuple[Any, ...]) -> None:
         """Choose the block size on a first batch (``block_size="auto"``), and begin anew with the chosen plan."""
         assert self._profile_path is not None
-        patched = any(type(cell) is convolution.PatchConv2d or getattr(cell, "thor_as_patches", False)
-                      for _, cell in self._net.cells_and_names())  # fmt: skip
+        patched = convolution.has_patches(self._net)
         capture.detach(self._net)
         names = {layer.name for layer in self._captured}
         others = [f"^{re.escape(t.name)}$" for t in capture.find(self._net)[0] if t.name not in names]
@@ -140,12 +142,12 @@ class THOR(nn.Cell):
         self._take_profile(profile)
         self._captured = [Layer(target, self.options.plan) for target in self._targets()]
         self._name_state(float(self.scale.asnumpy()[0]))
-        self._log_layers()
+        log_layers(self.layers, self._left_out)
 
     def _name_state(self, scale: float) -> None:
-        """Everything training depends on, as Parameters."""
+        """Everything training depends on, as Parameters; the plan first, for it checks what is loaded."""
         layers = self._captured
-        self.plan = plan_parameter(describe_plan(self.options.plan, layers))  # first: it checks what is loaded
+        self.plan = plan_parameter(describe_plan(self.options.plan, layers), lambda: self.options.auto)
         self.curvature = ParameterTuple([p for y in layers for f in (y.a, y.g) for p in f.parameters])
         self.step_count = int_parameter("step", 0)
         self.next_refresh = int_parameter("next_refresh", 0)
@@ -160,16 +162,6 @@ class THOR(nn.Cell):
         self.bad_steps = int_parameter("bad_steps", 0)
         self.skipped_steps = int_parameter("skipped_steps", 0)
         self.escalations = int_parameter("escalations", 0)
-
-    def _log_layers(self) -> None:
-        for record in self.layers:
-            (a_count, a_size), (g_count, g_size) = record.blocks
-            logger.info(
-                "captured %s (%s): A %d in %d x %d, G %d in %d x %d, %.1f KiB", record.name, record.kind, record.a_dim,
-                a_count, a_size, record.g_dim, g_count, g_size, record.bytes / 1024,
-            )  # fmt: skip
-        if self._left_out:
-            logger.info("not captured, plain gradient: %s", "; ".join(f"{x.name}: {x.reason}" for x in self._left_out))
 
     # -- what users read -----------------------------------------------------------------------------------------
 
@@ -204,7 +196,9 @@ class THOR(nn.Cell):
     def factors(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """(A, G) of a layer as dense float32, as approximated by its split; the bias is A's last coordinate.
 
-        A grouped convolution has a leading axis of groups.
+        Where a plan with ``order="position"`` cuts A, its coordinates stand in that order. A grouped convolution has a
+        leading axis of groups. A factor of which only the diagonal is kept (A of an embedding, G of a normalisation) is
+        the vector on its diagonal.
         """
         layer = self._layer(name)
         return _squeezed(layer.a.dense()), _squeezed(layer.g.dense())
@@ -259,7 +253,7 @@ class THOR(nn.Cell):
                         f"layer {layer.name} is no longer part of the network: it was replaced or detached after THOR "
                         f"was attached; make a new THOR for the changed network (thor.detach(net) first)"
                     )
-                if cell.weight is not layer.weight:
+                if capture.weight_in(cell, layer.kind) is not layer.weight:
                     raise RuntimeError(f"layer {layer.name} has a new weight Parameter since THOR was attached")
         strangers = [name for key, name in present.items() if key not in owned]
         if strangers:
@@ -301,7 +295,7 @@ class THOR(nn.Cell):
         status, refreshes, kept = (p.asnumpy().copy() for p in (self.status, self.refreshes, self.kept))
         adopted = self._by_layer(self.traces.asnumpy().copy(), range(len(self._captured)))
         fresh = self._by_layer(traces.astype(np.float32), indices)
-        jobs: dict[int, tuple[Job, Job]] = {}
+        jobs: dict[int, tuple[Job, ...]] = {}
         for i in (i for i in indices if status[i] == ACTIVE):
             layer = self._captured[i]
             now = _damped(layer, damping, fresh[i])
@@ -314,7 +308,7 @@ class THOR(nn.Cell):
                 status[i] = STOPPED
             else:
                 kept[i] += 1
-        self._inverter.refresh([job for pair in jobs.values() for job in pair])
+        self._inverter.refresh([job for made in jobs.values() for job in made])
         for i, pair in jobs.items():
             if self._adopt(self._captured[i], pair):
                 refreshes[i] += 1
@@ -335,13 +329,15 @@ class THOR(nn.Cell):
             first += size
         return found
 
-    def _jobs(self, layer: Layer, damping: float, traces: np.ndarray) -> tuple[Job, Job]:
+    def _jobs(self, layer: Layer, damping: float, traces: np.ndarray) -> tuple[Job, ...]:
+        if layer.single:
+            return (Job(layer.g, np.full(layer.copies, damping, np.float32)),)
         parts = [pi_split(damping, a, g, layer.a.cut.dim, layer.g.cut.dim) for a, g in traces.T.tolist()]
         both = np.array(parts, np.float32).T
         return Job(layer.a, both[0]), Job(layer.g, both[1])
 
-    def _adopt(self, layer: Layer, pair: tuple[Job, Job]) -> bool:
-        """Take over a layer's two new inverses, or neither."""
+    def _adopt(self, layer: Layer, pair: tuple[Job, ...]) -> bool:
+        """Take over a layer's new inverses, all of them or none."""
         escalated = sum(job.escalated for job in pair)
         if escalated:
             _write(self.escalations, _read(self.escalations) + escalated)
@@ -411,5 +407,7 @@ def _squeezed(matrix: np.ndarray) -> np.ndarray:
 
 def _damped(layer: Layer, damping: float, traces: np.ndarray) -> float:
     """The damped trace of a layer's Fisher block: groups are blocks of their own, so their traces add up."""
+    if layer.single:
+        return float(traces[1].sum()) + damping * layer.g.cut.dim
     dims = (layer.a.cut.dim, layer.g.cut.dim)
     return sum(damped_trace(damping, a, g, *dims) for a, g in traces.T.tolist())

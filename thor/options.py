@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from collections.abc import Iterable
@@ -13,8 +12,9 @@ from typing import Any
 import mindspore as ms
 from mindspore import nn
 
+from first_order.checks import number
 from thor.blocks import BlockPlan, check_int
-from thor.profile.records import Profile
+from thor.profile.records import Profile, ProfileError
 from thor.refresh import TraceRule
 from thor.schedules import HostSchedule
 
@@ -39,6 +39,7 @@ class Options:
     weight_decay: float
     weight_decay_mode: str
     skip: tuple[str, ...]
+    norms: bool
     max_bad_steps: int
 
     def gather_interval(self, step: int) -> int:
@@ -50,16 +51,11 @@ class Options:
         return every if self.factor_decay == 0 else max(1, every // GATHERS_PER_INTERVAL)
 
 
-def number(name: str, value: Any, low: float, high: float = math.inf, *, open_high: bool = False) -> float:
-    """A finite number in [low, high] (or [low, high)), or an error."""
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f"{name} must be a number, but got {value!r} of type {type(value).__name__}")
-    size = float(value)
-    inside = low <= size < high if open_high else low <= size <= high
-    if not (math.isfinite(size) and inside):
-        upper = "" if high == math.inf else f" and {'less than' if open_high else 'at most'} {high:g}"
-        raise ValueError(f"{name} must be finite and at least {low:g}{upper}, but got {value}")
-    return size
+def check_bool(name: str, value: Any) -> bool:
+    """True or False, or an error."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, but got {value!r} of type {type(value).__name__}")
+    return value
 
 
 def block_plan(block_size: Any, split: str, rank: int) -> BlockPlan:
@@ -67,7 +63,13 @@ def block_plan(block_size: Any, split: str, rank: int) -> BlockPlan:
     if isinstance(block_size, BlockPlan):
         return block_size
     if isinstance(block_size, (str, os.PathLike)):
-        return Profile.load(os.fspath(block_size)).plan(split=split, rank=rank)
+        try:
+            return Profile.load(os.fspath(block_size)).plan(split=split, rank=rank)
+        except ProfileError as error:
+            raise ProfileError(
+                f"block_size must be an int, 'auto', the path of a profile or a thor.BlockPlan, "
+                f"but got {block_size!r}: {error}"
+            ) from error
     if isinstance(block_size, bool) or not isinstance(block_size, int):
         raise TypeError(
             f"block_size must be an int of at least 1, 'auto', the path of a profile or a thor.BlockPlan, "
@@ -91,7 +93,7 @@ def skip_patterns(skip: Any) -> tuple[str, ...]:
 
 def read_options(
     *, damping, block_size, split, rank, refresh, interval, factor_interval, factor_decay, clip, weight_decay,
-    weight_decay_mode, skip, max_bad_steps,
+    weight_decay_mode, skip, max_bad_steps, norms,
 ) -> Options:  # fmt: skip
     """All settings but the inner optimizer's, checked."""
     if not isinstance(refresh, TraceRule):
@@ -118,6 +120,7 @@ def read_options(
         weight_decay=number("weight_decay", weight_decay, 0.0),
         weight_decay_mode=weight_decay_mode,
         skip=skip_patterns(skip),
+        norms=check_bool("norms", norms),
         max_bad_steps=check_int("max_bad_steps", max_bad_steps, 1),
     )
 

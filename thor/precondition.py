@@ -31,6 +31,8 @@ def multiply_left(x, inverse):
     """P X for block-diagonal P: row blocks lie behind each other already, so that reshapes suffice."""
     copies, count, size, _ = inverse.shape
     columns = x.shape[2]
+    if size == 1:
+        return x * inverse.reshape(copies, count, 1)
     y = ops.bmm(inverse.reshape(copies * count, size, size), x.reshape(copies * count, size, columns))
     return y.reshape(copies, count * size, columns)
 
@@ -39,6 +41,8 @@ def multiply_right(x, inverse):
     """X Q for block-diagonal Q: column blocks take one transposition each way, unless there is one block."""
     copies, count, size, _ = inverse.shape
     rows = x.shape[1]
+    if size == 1:
+        return x * inverse.reshape(copies, 1, count)
     if count == 1:
         return ops.bmm(x, inverse.reshape(copies, size, size))
     blocks = x.reshape(copies, rows, count, size).transpose(0, 2, 1, 3).reshape(copies * count, rows, size)

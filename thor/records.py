@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +13,10 @@ import numpy as np
 from mindspore import Parameter, Tensor
 
 from thor.blocks import BlockPlan
+from thor.capture import LeftOut
 from thor.layers import Layer
+
+logger = logging.getLogger("thor")
 
 _PLAN_BYTES = 256
 
@@ -31,6 +36,18 @@ class LayerRecord:
     bytes: int
 
 
+def log_layers(records: list[LayerRecord], left_out: list[LeftOut]) -> None:
+    """One line for each captured layer, and one for all that was not captured."""
+    for record in records:
+        (a_count, a_size), (g_count, g_size) = record.blocks
+        logger.info(
+            "captured %s (%s): A %d in %d x %d, G %d in %d x %d, %.1f KiB", record.name, record.kind, record.a_dim,
+            a_count, a_size, record.g_dim, g_count, g_size, record.bytes / 1024,
+        )  # fmt: skip
+    if left_out:
+        logger.info("not captured, plain gradient: %s", "; ".join(f"{x.name}: {x.reason}" for x in left_out))
+
+
 def describe_plan(plan: BlockPlan, layers: list[Layer]) -> str:
     """The plan and the layers in one short JSON line that travels in the checkpoint."""
     fingerprints = "|".join(layer.fingerprint() for layer in layers)
@@ -48,10 +65,11 @@ def describe_plan(plan: BlockPlan, layers: list[Layer]) -> str:
     )
 
 
-def plan_parameter(text: str) -> Parameter:
+def plan_parameter(text: str, undecided: Callable[[], bool]) -> Parameter:
     """The line of :func:`describe_plan` as a Parameter that refuses to be loaded with another one.
 
-    It stands first among an optimizer's Parameters, so that another optimizer's checkpoint changes nothing.
+    It stands first among an optimizer's Parameters, so that another optimizer's checkpoint changes nothing. While
+    ``undecided()``, nothing can be loaded: the first step would begin anew with the plan it chooses.
     """
     own = np.frombuffer(text.encode().ljust(_PLAN_BYTES), np.uint8)
     plan = Parameter(Tensor(own.copy()), name="thor.plan", requires_grad=False)
@@ -59,6 +77,11 @@ def plan_parameter(text: str) -> Parameter:
 
     def checked(data: Tensor, *options: Any) -> Parameter:
         stored = data.asnumpy().tobytes().decode(errors="replace").rstrip()
+        if undecided():
+            raise ValueError(
+                "block_size='auto' has not chosen a block size yet, so no checkpoint can be loaded: take one step "
+                f"first, or give the plan that the checkpoint was made with ({stored})"
+            )
         if stored != text:
             raise ValueError(f"the checkpoint belongs to another optimizer: {_plan_differences(stored, text)}")
         return write(data, *options)

@@ -59,11 +59,12 @@ class TrainStep(nn.Cell):
         self._jit = bool(jit)
         self._weights = optimizer.inner.parameters
         self.compilations = 0  # curvature graphs built so far
-        self._bind()
+        if not optimizer.options.auto:  # else the first step chooses the blocks; a Cell takes a name's Parameter once
+            self._bind()
         self.set_train()
 
     def _bind(self) -> None:
-        """Take up the optimizer's layers and state as they are now."""
+        """Take up the optimizer's layers and state, once they are what they will be."""
         optimizer, options = self.optimizer, self.optimizer.options
         decay = options.weight_decay if options.weight_decay_mode == "decoupled" else 0.0
         self._update = Update(optimizer.inner, optimizer._captured, options.clip, decay)

@@ -9,34 +9,34 @@ from thor import factors
 from thor.layers import Layer
 from thor.precondition import from_matrix, precondition, to_matrix
 
-PER_LAYER = 6  # (blocks, beside, uses) of A and of G; likewise (inverse, s, t) of A and of G
+PER_LAYER = 6  # (blocks, beside, uses) of A and of G; likewise (inverse, s, t) of columns and of rows
 
 
 class Estimate(nn.Cell):
     """F <- F + gain (fresh - F) for every statistic of ``layers``; answers with the traces of the new factors.
 
     ``gain`` is one number a layer, 0 for a layer that has stopped. G is quadratic in the loss scale and its mean
-    linear, so that powers of 1 / scale are taken out.
+    linear, so that powers of 1 / scale are taken out (``Layer.powers``).
     """
 
     def __init__(self, layers: list[Layer]):
         super().__init__(auto_prefix=False)
         self.estimates = ParameterTuple([p for layer in layers for p in layer.estimates])
-        self.linear = tuple(layer.g.cut.split == "block+mean" for layer in layers)
+        self.powers = tuple(layer.powers for layer in layers)
         self.count = len(layers)
 
     def construct(self, gain, inverse_scale, fresh):
-        square = inverse_scale * inverse_scale
+        by_power = (1.0, inverse_scale, inverse_scale * inverse_scale)
         traces = ()
         for i in range(self.count):
             j = i * PER_LAYER
             rate = gain[i]
-            a_blocks = self._average(j, rate, fresh[j])
+            powers = self.powers[i]
+            a_blocks = self._average(j, rate, fresh[j] * by_power[powers[0]])
             self._average(j + 1, rate, fresh[j + 1])
             self._average(j + 2, rate, fresh[j + 2])
-            g_blocks = self._average(j + 3, rate, fresh[j + 3] * square)
-            beside_scale = inverse_scale if self.linear[i] else square
-            self._average(j + 4, rate, fresh[j + 4] * beside_scale)
+            g_blocks = self._average(j + 3, rate, fresh[j + 3] * by_power[powers[1]])
+            self._average(j + 4, rate, fresh[j + 4] * by_power[powers[2]])
             self._average(j + 5, rate, fresh[j + 5])
             traces += (factors.traces(a_blocks), factors.traces(g_blocks))
         return ops.cat(traces)
@@ -63,7 +63,7 @@ class Update(nn.Cell):
         super().__init__(auto_prefix=False)
         self.inner = inner
         self.weights = inner.parameters
-        self.caches = ParameterTuple([p for y in layers for f in (y.a, y.g) for p in (f.inverse, f.s, f.t)])
+        self.caches = ParameterTuple([p for y in layers for f in (y.columns, y.rows) for p in (f.inverse, f.s, f.t)])
         position = {id(weight): index for index, weight in enumerate(inner.parameters)}
         self.weight_at = tuple(position[id(layer.weight)] for layer in layers)
         self.bias_at = tuple(-1 if layer.bias is None else position[id(layer.bias)] for layer in layers)
@@ -117,9 +117,9 @@ class Update(nn.Cell):
             if self.bias_at[i] >= 0:
                 bias = gradients[self.bias_at[i]]
             j = i * PER_LAYER
-            g_inverse, a_inverse = self.caches[j + 3], self.caches[j]
-            rows = g_inverse.shape[1] * g_inverse.shape[2]
-            columns = a_inverse.shape[1] * a_inverse.shape[2]
+            of_rows, of_columns = self.caches[j + 3], self.caches[j]
+            rows = of_rows.shape[1] * of_rows.shape[2]
+            columns = of_columns.shape[1] * of_columns.shape[2]
             matrix = precondition(
                 to_matrix(weight, bias, self.copies[i], rows, columns, self.positions[i]).astype(ms.float32),
                 self.caches[j], self.caches[j + 1], self.caches[j + 2],

@@ -53,7 +53,16 @@ def test_the_first_matching_exception_wins():
     assert plan.cut(64, "body").size == 64
 
 
+def test_a_pair_of_sizes_is_for_the_two_factors_of_a_layer():
+    plan = BlockPlan(block_size=100, split="block", layers={"^head$": (8, 16), "tail": 4})
+    assert [plan.block_size_of("head", side) for side in "ag"] == [8, 16]
+    assert [plan.cut(64, "head", side).size for side in "ag"] == [8, 16]
+    assert [plan.cut(64, "tail", side).size for side in "ag"] == [4, 4]
+    assert [plan.cut(64, "body", side).size for side in "ag"] == [64, 64]
+
+
 def test_a_plan_describes_itself():
+    assert BlockPlan(order="position").describe() == "block_size=128, split='block+mean', order='position'"
     assert BlockPlan(split="block+rank", rank=5, layers={"x": 1}).describe() == (
         "block_size=128, split='block+rank', rank=5, 1 exceptions"
     )
@@ -69,6 +78,11 @@ def test_a_plan_describes_itself():
         ({"split": "rows"}, ValueError, ("split", "'rows'", "block+mean")),
         ({"layers": {"(": 4}}, ValueError, ("layers", "'('", "regular expression")),
         ({"layers": {"a": 0}}, ValueError, ("block_size", "'a'", "at least 1")),
+        ({"layers": {"a": (4, 0)}}, ValueError, ("block_size", "'a'", "at least 1", "0")),
+        ({"layers": {"a": (4, 4, 4)}}, ValueError, ("layers", "'a'", "a pair for A and G", "(4, 4, 4)")),
+        ({"layers": {"a": (4, 2.5)}}, TypeError, ("block_size", "'a'", "int", "2.5")),
+        ({"layers": {"a": [4, 4]}}, TypeError, ("block_size", "'a'", "int", "[4, 4]")),
+        ({"order": "kernel"}, ValueError, ("order", "'kernel'", "channel, position")),
     ],
 )
 def test_a_wrong_plan_is_refused_with_name_value_and_what_is_allowed(options, error, words):

@@ -7,6 +7,7 @@ import pytest
 from mindspore import Tensor, nn
 from mindspore.train import LossMonitor, ModelCheckpoint, TimeMonitor
 
+import first_order
 import thor
 from tests.networks import Mixed, Mlp, batch, gradients, images, make, matrix, never, squared_error, values
 
@@ -133,6 +134,9 @@ def test_being_part_of_another_graph_as_in_data_sinking_is_a_clear_error():
 
 
 INNERS = {
+    "first_order.Adam": lambda p: first_order.Adam(p, 0.01),
+    "first_order.Momentum": lambda p: first_order.Momentum(p, 0.01, mode="nesterov"),
+    "first_order.Adafactor": lambda p: first_order.Adafactor(p, 0.01),
     "Adam": lambda p: nn.Adam(p, 0.01),
     "SGD": lambda p: nn.SGD(p, 0.01, momentum=0.9),
     "RMSProp": lambda p: nn.RMSProp(p, 0.01),

@@ -44,12 +44,10 @@ def cache_file(targets: Sequence[Target], method: str) -> Path:
 
 def cached(path: Path) -> Profile | None:
     """The profile of an earlier run; a file that cannot be used is measured anew."""
-    if not path.exists():
-        return None
     try:
-        return Profile.load(path)
-    except ProfileError as error:
-        logger.warning("%s; it is measured again", error)
+        return Profile.load(path) if path.exists() else None
+    except (ProfileError, OSError) as error:
+        logger.warning("the kept profile cannot be used, the first step measures again: %s", error)
         return None
 
 
@@ -63,8 +61,10 @@ def profile_for_training(
         memory=available_memory() // 2, describe={"network": type(net).__name__, "batches": 1, "source": "training"},
     )  # fmt: skip
     progress = _Line()
-    profile = measure(task, progress=progress)
-    progress.close()
+    try:
+        profile = measure(task, progress=progress)
+    finally:
+        progress.close()
     try:
         profile.save(path)
         logger.info("profile kept in %s", path)

@@ -18,6 +18,7 @@ What the paper leaves open, settled here:
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,8 +66,8 @@ def kept_shares(losses: Sequence[Sequence[float]], threshold: float) -> list[flo
 
 def performances(seconds: Sequence[float]) -> list[float]:
     """p_1 / p_n, p_1 the time at the smallest candidate."""
-    if any(not value > 0 for value in seconds):
-        raise ValueError(f"times must be positive, but got {list(seconds)}")
+    if any(not 0 < value < math.inf for value in seconds):
+        raise ValueError(f"times must be positive and finite, but got {list(seconds)}")
     return [seconds[0] / value for value in seconds]
 
 
@@ -79,15 +80,17 @@ def choose(dims: Sequence[int], kept: Sequence[float], performance: Sequence[flo
         )
     if any(a >= b for a, b in zip(dims, dims[1:], strict=False)):
         raise ValueError(f"dims must ascend, but are {list(dims)}")
+    if not all(math.isfinite(value) for value in (*kept, *performance)):
+        raise ValueError(f"kept and performance must be finite, but are {list(kept)} and {list(performance)}")
     above = [k - p for k, p in zip(kept, performance, strict=True)]
     if min(above) > 0:
-        return Crossing(None, None, dims[0], "kept exceeds performance everywhere: the smallest loses too little")
+        return Crossing(None, None, dims[0], "kept exceeds performance everywhere: the smallest loses little enough")
     if max(above) < 0:
         return Crossing(None, None, dims[-1], "performance exceeds kept everywhere: only the largest keeps enough")
     for i, value in enumerate(above):
         if value == 0:
             return _nearest(dims, float(dims[i]), kept[i])
-        if above[i + 1] * value < 0:
+        if (above[i + 1] > 0) is not (value > 0) and above[i + 1] != 0:
             break
     part = above[i] / (above[i] - above[i + 1])
     where = dims[i] + part * (dims[i + 1] - dims[i])
@@ -95,7 +98,8 @@ def choose(dims: Sequence[int], kept: Sequence[float], performance: Sequence[flo
 
 
 def _nearest(dims: Sequence[int], where: float, share: float) -> Crossing:
-    chosen = min(reversed(dims), key=lambda dim: abs(dim - where))
+    nearest = min(abs(dim - where) for dim in dims)
+    chosen = max(dim for dim in dims if abs(dim - where) <= nearest * (1 + 1e-9))  # a tie, but for rounding
     return Crossing(where, share, chosen, "the candidate nearest to the crossing")
 
 
@@ -103,11 +107,11 @@ def read_curves(path: str | Path) -> tuple[list[int], list[float], list[float]]:
     """(dims, kept, performance) from a CSV file with the columns dim, kept and time (or performance)."""
     path = Path(path)
     try:
-        with path.open(newline="", encoding="utf-8") as file:
-            rows = list(csv.DictReader(file))
+        with path.open(newline="", encoding="utf-8-sig") as file:  # spreadsheets put a mark at the start
+            reader = csv.DictReader(file, skipinitialspace=True)
+            rows, columns = list(reader), set(reader.fieldnames or ())
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"{path}: cannot be read: {error}") from error
-    columns = set(rows[0]) if rows else set()
     timed = "time" in columns
     if not {"dim", "kept"} <= columns or not (timed or "performance" in columns):
         raise ValueError(f"{path}: needs a header with the columns dim, kept and time (or performance)")
@@ -118,9 +122,16 @@ def read_curves(path: str | Path) -> tuple[list[int], list[float], list[float]]:
         except (TypeError, ValueError) as error:
             raise ValueError(f"{path}, line {number}: needs an integer and two numbers: {error}") from error
     points.sort()
+    if len(points) < 2:
+        raise ValueError(f"{path}: needs at least two block sizes, a line each, but has {len(points)}")
     dims, kept, last = (list(column) for column in zip(*points, strict=True))
     for dim in dims:
         check_int(f"{path}: dim", dim, 1)
+    twice = [dim for dim, following in zip(dims, dims[1:], strict=False) if dim == following]
+    if twice:
+        raise ValueError(f"{path}: dim {twice[0]} stands there twice")
     if any(not 0 <= value <= 1 for value in kept):
         raise ValueError(f"{path}: kept is a share and must lie between 0 and 1, but got {kept}")
+    if any(not 0 < value < math.inf for value in last):
+        raise ValueError(f"{path}: {'time' if timed else 'performance'} must be positive and finite, but got {last}")
     return dims, kept, performances(last) if timed else last

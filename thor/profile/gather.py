@@ -14,7 +14,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn
 
-from thor import capture, device
+from thor import capture, convolution, device
 from thor.blocks import Cut
 from thor.profile.timing import FactorShape
 
@@ -118,9 +118,10 @@ def gather(
     targets: Sequence[capture.Target], on_batch: Callable[[], None] = lambda: None,
 ) -> list[LayerStatistics]:  # fmt: skip
     """Statistics of ``targets``, averaged over ``batches()``. The network is left as it was, but for its buffers."""
-    device.fast_convolutions(net)
-    slots = [_Slots(target) for target in targets]
+    patched = any(type(cell) is convolution.PatchConv2d for _, cell in net.cells_and_names())
     try:
+        device.fast_convolutions(net)
+        slots = [_Slots(target) for target in targets]
         weights = [target.weight for target in targets] + [t.bias for t in targets if t.bias is not None]
         variables = [*(p for slot in slots for p in slot.parameters), *weights]
         differentiate = ms.value_and_grad(_forward(net, loss_fn), None, variables)
@@ -145,10 +146,15 @@ def gather(
             on_batch()
     finally:
         capture.detach(net)
+        if patched:  # as the caller gave it
+            convolution.use_patches(net)
     if not count:
         raise ValueError("there was no batch to profile with")
     for total in sums:
         total /= count
+    for value, variable in zip(sums, variables, strict=True):
+        if not np.isfinite(value).all():
+            raise FloatingPointError(f"the statistics behind {variable.name} are not finite: nothing can be profiled")
     ports = 6 * len(slots)
     gradients = {id(weight): total for weight, total in zip(weights, sums[ports:], strict=True)}
     return [

@@ -45,8 +45,9 @@ def factor_seconds(profile: Profile, factor: FactorMeasure, block_size: int) -> 
 def choose_per_layer(profile: Profile, budget: float = math.inf, order: str = "channel") -> LayerPlan:
     """Each factor's smallest candidate with a loss below the threshold; a factor that none keeps stays whole.
 
-    While the modelled refresh exceeds ``budget`` seconds, the factor goes one candidate down that gives up the least
-    loss per second saved; if all are at the smallest and it still exceeds, a ValueError says so.
+    While the modelled refresh exceeds ``budget`` seconds, one factor moves to the candidate that gives up the least
+    loss per second saved: mostly a smaller one, but a larger one where many small blocks cost more than a few large.
+    If nothing saves any more and it still exceeds, a ValueError says so.
     """
     if not budget > 0:
         raise ValueError(f"budget must be greater than 0 seconds, but got {budget}")
@@ -59,7 +60,7 @@ def choose_per_layer(profile: Profile, budget: float = math.inf, order: str = "c
     while total > budget:
         best, price = None, math.inf
         for k, i in enumerate(at):
-            for j in range(i):
+            for j in range(len(costs[k])):
                 saved = costs[k][i] - costs[k][j]
                 if saved > 0 and (losses[k][j] - losses[k][i]) / saved < price:
                     best, price = (k, j), (losses[k][j] - losses[k][i]) / saved

@@ -6,6 +6,7 @@ same call with that profile goes on from there.
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,7 +19,8 @@ import scipy
 from mindspore import Tensor, nn, ops
 
 from thor import capture, device
-from thor.blocks import BlockPlan, Cut, even_cut
+from thor.blocks import BlockPlan, Cut, check_int, even_cut
+from thor.options import skip_patterns
 from thor.profile import gather, spectral, timing
 from thor.profile.choice import check_candidates, default_candidates
 from thor.profile.records import FactorMeasure, LayerMeasure, Profile, RefreshMeasure
@@ -106,7 +108,9 @@ def measure(
 ) -> Profile:  # fmt: skip
     """Measure ``task``, going on from ``resume``; ``save`` is called whenever something new was measured."""
     progress = progress or Silent()
-    targets, left_out = capture.find(task.net, task.skip)
+    skip = skip_patterns(task.skip)
+    targets, left_out = capture.find(task.net, skip, norms=False)
+    targets = [target for target in targets if target.kind in ("dense", "conv")]  # the others are not cut
     if not targets:
         why = "; ".join(f"{x.name} ({x.type}): {x.reason}" for x in left_out[:5]) or "it has no weights"
         raise ValueError(f"no layer to profile in {type(task.net).__name__} ({why})")
@@ -117,10 +121,17 @@ def measure(
     )
     if not 0 < task.threshold < 1:
         raise ValueError(f"threshold must lie between 0 and 1, but got {task.threshold}")
+    if not 0 < task.damping < math.inf:
+        raise ValueError(f"damping must be finite and greater than 0, but got {task.damping}")
+    check_int("rank", task.rank, 1)
     method = device.inverse_method(task.inverse)
-    settings = task.describe | {"rank": task.rank, "damping": task.damping, "skip": list(task.skip),
+    settings = task.describe | {"rank": task.rank, "damping": task.damping, "skip": list(skip),
                                 "details": task.details, "layers": [t.name for t in targets]}  # fmt: skip
-    profile = _continued(resume, settings, dims) or Profile(settings, environment(method), dims)
+    profile = Profile(settings, environment(method), dims)
+    if resume is not None:
+        _check_continues(resume, profile, gather.shapes_of(targets))
+        profile = resume
+    profile.complete = False
     profile.threshold = task.threshold
     groups = gather.groups_within([t for t in targets if t.name not in {m.name for m in profile.layers}], task.memory)
     _time_calls(profile, method, progress, save)
@@ -133,19 +144,22 @@ def measure(
     return profile
 
 
-def _continued(resume: Profile | None, settings: dict[str, Any], dims: list[int]) -> Profile | None:
-    """The interrupted profile, if it measures the same thing; an error names what differs."""
-    if resume is None:
-        return None
-    wanted = settings | {"dims": dims}
-    found = resume.settings | {"dims": resume.dims}
-    different = [key for key in wanted if found.get(key) != wanted[key]]
-    if different:
-        key = different[0]
-        raise ValueError(f"the interrupted profile has {key} = {found.get(key)!r}, not {wanted[key]!r}: "
-                         f"give the same options, or start afresh")  # fmt: skip
-    resume.complete = False
-    return resume
+#: Of the environment, what measured numbers depend on.
+WHERE = ("device", "inverse", "mindspore", "machine")
+
+
+def _check_continues(found: Profile, wanted: Profile, shapes: Sequence[timing.FactorShape]) -> None:
+    """Raise unless the interrupted profile measures the same thing in the same place; the error names what differs."""
+    there = found.settings | {"dims": found.dims} | {key: found.environment[key] for key in WHERE}
+    here = wanted.settings | {"dims": wanted.dims} | {key: wanted.environment[key] for key in WHERE}
+    dims = {shape.name: (shape.dim, shape.copies) for shape in shapes}
+    for factor in found.factors:
+        name = f"the size of {factor.shape.name}"
+        there[name], here[name] = (factor.dim, factor.copies), dims.get(factor.shape.name)
+    for key, value in here.items():
+        if there.get(key) != value:
+            raise ValueError(f"the interrupted profile has {key} = {there.get(key)!r}, not {value!r}: "
+                             f"give the same options, or start afresh")  # fmt: skip
 
 
 def _time_calls(profile: Profile, method: str, progress: Progress, save: Callable[[Profile], None]) -> None:
@@ -201,8 +215,9 @@ def _measure_layers(
 ) -> None:  # fmt: skip
     batches = task.describe.get("batches", 1)
     buffers = [(p, p.value().asnumpy().copy()) for p in task.net.untrainable_params()]
-    training = bool(task.net.training)
-    task.net.set_train(True)
+    modes = [(cell, bool(cell.training)) for _, cell in task.net.cells_and_names()]
+    if not task.net.training:
+        task.net.set_train(True)
     try:
         for number, group in enumerate(groups, 1):
             progress.stage(f"passes for layers, group {number} of {len(groups)}", batches)
@@ -214,7 +229,8 @@ def _measure_layers(
                 save(profile)
                 progress.advance(amount)
     finally:
-        task.net.set_train(training)
+        for cell, training in modes:  # a Cell comes before its children, whose mode it sets
+            cell.set_train(training)
         for parameter, value in buffers:  # moving averages of normalisation layers
             ops.assign(parameter, Tensor(value))
 

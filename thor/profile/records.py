@@ -7,9 +7,10 @@ can be changed without measuring again.
 from __future__ import annotations
 
 import json
+import math
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from thor.profile.choice import Crossing, choose, kept_shares, performances
 from thor.profile.timing import FactorShape, Timing, floor_reaches
 
 FORMAT, VERSION = "thor-profile", 1
+#: What a profile says of the place where it was measured, at least.
+ENVIRONMENT = ("device", "inverse", "mindspore", "machine", "cores")
 
 
 class ProfileError(ValueError):
@@ -174,7 +177,7 @@ class Profile:
                 dims=[int(dim) for dim in data["dims"]], threshold=float(data["threshold"]),
                 calls=_timings(data["calls"]), blocks=_timings(data["blocks"]),
                 refreshes={
-                    int(dim): RefreshMeasure(Timing(**value["timing"]), int(value["bytes"]))
+                    int(dim): RefreshMeasure(_timing(value["timing"]), int(value["bytes"]))
                     for dim, value in data["refreshes"].items()
                 },
                 layers=[_layer(value) for value in data["layers"]], complete=bool(data["complete"]),
@@ -185,16 +188,22 @@ class Profile:
         return profile
 
     def _check(self) -> None:
-        count = len(self.dims)
-        if count < 2 or any(a >= b for a, b in zip(self.dims, self.dims[1:], strict=False)):
-            raise ValueError(f"dims must ascend, but are {self.dims}")
-        for factor in self.factors:
-            for name, curves in (("loss", factor.loss), ("error", factor.error)):
-                for key, curve in curves.items():
-                    if len(curve) != count:
-                        raise ValueError(f"{factor.shape.name}: {name} {key!r} has {len(curve)} of {count} values")
-            if "channel" not in factor.loss:
-                raise KeyError(f"loss of {factor.shape.name} in channel order")
+        if (
+            len(self.dims) < 2
+            or self.dims[0] < 1
+            or any(a >= b for a, b in zip(self.dims, self.dims[1:], strict=False))
+        ):
+            raise ValueError(f"dims must be at least two positive integers that ascend, but are {self.dims}")
+        unknown = [key for key in ENVIRONMENT if key not in self.environment]
+        if unknown:
+            raise ValueError(f"environment lacks {', '.join(unknown)}")
+        if not 0 < self.threshold < 1:
+            raise ValueError(f"threshold must lie between 0 and 1, but is {self.threshold}")
+        for layer in self.layers:
+            for factor in (layer.a, layer.g):
+                self._check_curves(f"{factor.shape.name}: loss", factor.loss, ["channel"])
+                self._check_curves(f"{factor.shape.name}: error", factor.error, self._splits())
+            self._check_curves(f"{layer.name}: cosine", layer.cosine, self._splits())
         if self.complete:
             for name in ("calls", "blocks", "refreshes"):
                 missing = [dim for dim in self.dims if dim not in getattr(self, name)]
@@ -203,9 +212,34 @@ class Profile:
             if not self.layers:
                 raise ValueError("there are no layers")
 
+    def _splits(self) -> Sequence[str]:
+        """The splits whose curves every layer must have."""
+        return SPLITS if self.settings.get("details") else ()
+
+    def _check_curves(self, name: str, curves: Mapping[str, Sequence[float]], needed: Sequence[str]) -> None:
+        missing = [key for key in needed if key not in curves]
+        if missing:
+            raise ValueError(f"{name} lacks {missing[0]!r}")
+        for key, curve in curves.items():
+            if len(curve) != len(self.dims):
+                raise ValueError(f"{name} {key!r} has {len(curve)} of {len(self.dims)} values")
+            if not all(_is_number(value) for value in curve):
+                raise ValueError(f"{name} {key!r} must hold finite numbers, but is {curve}")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _timing(value: Mapping[str, Any]) -> Timing:
+    timing = Timing(**value)
+    if not all(_is_number(seconds) and seconds > 0 for seconds in (timing.median, timing.low, timing.high)):
+        raise ValueError(f"times must be positive numbers, but got {timing}")
+    return timing
+
 
 def _timings(data: Mapping[str, Any]) -> dict[int, Timing]:
-    return {int(dim): Timing(**value) for dim, value in data.items()}
+    return {int(dim): _timing(value) for dim, value in data.items()}
 
 
 def _layer(data: Mapping[str, Any]) -> LayerMeasure:

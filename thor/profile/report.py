@@ -94,7 +94,8 @@ def _notes(profile: Profile) -> list[RenderableType]:
             "[yellow]synthetic data: times and memory are right, losses are those of noise, not of your data[/yellow]"
         )
     if any(measure.timing.repeats == 0 for measure in profile.refreshes.values()):
-        notes.append("~ modelled from the time of a block: the refresh was not measured there (memory limit)")
+        why = "memory limit" if profile.settings.get("details") else "only the choice was asked for"
+        notes.append(f"~ modelled from the time of a block: the refresh was not measured there ({why})")
     return notes
 
 
@@ -116,7 +117,10 @@ def _splits_table(profile: Profile) -> Table:
 
 
 def _plan_lines(profile: Profile, budget: float) -> list[RenderableType]:
-    plan = choose_per_layer(profile, budget)
+    try:
+        plan = choose_per_layer(profile, budget)
+    except ValueError as error:  # no plan keeps the budget: the rest of the report stands
+        return [f"per-layer plan: {error}"]
     sizes = [size for pair in plan.sizes.values() for size in pair]
     text = f"per-layer plan: blocks of {min(sizes)} to {max(sizes)}, refresh about {duration(plan.seconds)}"
     if plan.above:

@@ -76,7 +76,7 @@ def build_network(name: str, classes: int | None) -> nn.Cell:
     except Exception as error:
         raise UsageError(f"{name}({_written(options)}) failed: {type(error).__name__}: {error}") from error
     if not isinstance(net, nn.Cell):
-        raise UsageError(f"{name}() made a {type(net).__name__}, and must make an mindspore.nn.Cell")
+        raise UsageError(f"{name}() made a {type(net).__name__}, and must make a mindspore.nn.Cell")
     return net
 
 
@@ -111,7 +111,10 @@ def build_loss(name: str) -> Callable[..., Any]:
     if ":" not in name:
         raise UsageError(f"--loss {name!r}: must be one of {', '.join(LOSSES)}, or module:callable")
     loss = resolve(name)
-    return loss() if isinstance(loss, type) else loss
+    loss = loss() if isinstance(loss, type) else loss
+    if not callable(loss):
+        raise UsageError(f"--loss {name} is a {type(loss).__name__}, not a callable of outputs and targets")
+    return loss
 
 
 def _squared_error(output: Tensor, target: Tensor) -> Tensor:
@@ -138,11 +141,17 @@ def build_batches(
         batches = _from_arrays(images, labels, batch_size, count, seed)
         return data, _reconstructing(batches) if reconstruct else batches
     source = resolve(data)
+    if not callable(source):
+        raise UsageError(f"--data {data} is a {type(source).__name__}, not a callable that makes batches")
 
     def limited() -> Iterator[tuple[Tensor, ...]]:
         for index, batch in enumerate(source()):
             if index == count:
                 return
+            if not isinstance(batch, (tuple, list)) or len(batch) < 2:
+                raise UsageError(
+                    f"--data {data} must make batches (inputs, targets), but made a {type(batch).__name__}"
+                )
             yield tuple(item if isinstance(item, Tensor) else Tensor(np.asarray(item)) for item in batch)
 
     return data, limited

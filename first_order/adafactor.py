@@ -1,0 +1,353 @@
+r"""Adafactor as PyTorch's ``torch.optim.Adafactor`` computes it.
+
+Reference: Shazeer & Stern, Adafactor: adaptive learning rates with sublinear memory cost,
+https://arxiv.org/abs/1804.04235 (2018).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
+
+from first_order import checks, torch_layout
+from first_order.buckets import BucketStep, make_buckets
+from first_order.factored import Reductions, adafactor_step, machine_epsilon, state_shapes
+from first_order.hooks import HookedOptimizer
+from first_order.optimizer import FirstOrder
+from first_order.param_groups import ParamGroup, read_options, split_group, split_groups
+from first_order.tensors import on_host, scalar, working_type
+
+#: Buckets in one loop of the compiled step.
+CHUNK = 50
+
+
+def adafactor_init(param: Any) -> dict[str, Tensor]:
+    """The state of a tensor before the first step: zeros.
+
+    Args:
+        param: Tensor or NumPy array, float16, float32 or float64.
+
+    Returns:
+        ``row`` [..., R, 1] and ``col`` [..., 1, C] for two dimensions or more, else ``variance`` in the shape of
+        ``param``.
+
+    Example:
+        >>> import numpy as np
+        >>> from first_order import adafactor_init
+        >>> print({name: zeros.shape for name, zeros in adafactor_init(np.ones((2, 5, 3))).items()})
+        {'row': (2, 5, 1), 'col': (2, 1, 3)}
+    """
+    param = checks.as_tensor("param", param, checks.FLOATS)
+    return {name: ops.zeros(shape, param.dtype) for name, shape in state_shapes(param.shape).items()}
+
+
+def adafactor_update(
+    param, state, grad, step, lr=1e-2, beta2_decay=-0.8, eps=(None, 1e-3), d=1.0, weight_decay=0.0, maximize=False
+):
+    r"""One Adafactor step as a function.
+
+    As Adam it divides by the root of a running mean of squares, but of a matrix it keeps only the means of rows and of
+    columns, so its state is all but free; steps scale with the weights, and a step too large by its own measure is
+    clipped.
+
+    .. math::
+        w_t &= t^{\tau}, \quad \rho_t = \min(\eta, 1 / \sqrt{t}), \quad
+        \alpha_t = \max(\epsilon_2, \mathrm{RMS}(x))\, \rho_t, \quad x \leftarrow (1 - \eta \lambda) x \\
+        r &\leftarrow r + w_t (\overline{g^2}^{col} - r), \quad c \leftarrow c + w_t (\overline{g^2}^{row} - c), \quad
+        V = r c / \max(\overline{r}, \epsilon_1) \\
+        u &= g / \sqrt{\max(V, \epsilon_1^2)}, \quad
+        x \leftarrow x - \alpha_t\, u / \max(1, \mathrm{RMS}(u) / d)
+
+    Args:
+        param: x. Of more than two dimensions the last two are factored, batched
+            over the others; none or one is not factored, V is then the running mean itself.
+        state: a dictionary as from :func:`adafactor_init`.
+        grad: g, of x's shape and type.
+        step: t from 1, number or Tensor of one; in a graph, which cannot raise, 0 counts as 1.
+        lr: :math:`\eta`, the largest relative step; number or Tensor of one.
+        beta2_decay: :math:`\tau \le 0`: the running mean takes the share :math:`t^\tau` of each new square, so that it
+            starts without a bias and gets longer with time.
+        eps: :math:`\epsilon_1` guards divisions, None for the type's machine epsilon; :math:`\epsilon_2` is the
+            least scale of the weights, without which zeros would never move.
+        d: the root mean square of u that is not clipped, from 1.
+        weight_decay: :math:`\lambda`, decoupled, times lr.
+        maximize: ascend.
+
+    Returns:
+        (param, state), new.
+
+    Example:
+        >>> import numpy as np
+        >>> from first_order import adafactor_init, adafactor_update
+        >>> x = np.full((2, 3), 2.0)
+        >>> x, state = adafactor_update(x, adafactor_init(x), np.ones((2, 3)), step=1, lr=0.1)
+        >>> print(x[0], sorted(state))
+        [1.8 1.8 1.8] ['col', 'row']
+    """
+    if on_host(param):
+        param, state, grad = _checked(param, state, grad)
+        _check_hypers(step, lr, beta2_decay, eps, d, weight_decay, maximize)
+    dtype = working_type(param.dtype)
+    t = ops.maximum(scalar(step, dtype), Tensor(1, dtype))
+    rate, eps1 = scalar(lr, dtype), machine_epsilon(eps[0], param.dtype)
+    weight = ops.pow(t, scalar(beta2_decay, dtype))
+    rho = ops.minimum(rate, ops.rsqrt(t))
+    keep = 1 - rate * scalar(weight_decay, dtype)
+    x, g = param.astype(dtype), grad.astype(dtype)
+    if maximize:
+        g = -g
+    names = ("row", "col") if "row" in state else ("variance",)
+    old = ()
+    for name in names:
+        old += (state[name].astype(dtype),)
+    x, new = adafactor_step(
+        _REDUCTIONS, x, g, old, weight, rho, keep, scalar(eps1, dtype), scalar(eps[1], dtype), scalar(d, dtype)
+    )
+    if len(names) == 2:
+        return x.astype(param.dtype), {"row": new[0].astype(param.dtype), "col": new[1].astype(param.dtype)}
+    return x.astype(param.dtype), {"variance": new[0].astype(param.dtype)}
+
+
+_REDUCTIONS = Reductions()
+
+
+def _checked(param: Any, state: Any, grad: Any) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+    """Tensors of one type, with the state that this shape has."""
+    param, grad = (checks.as_tensor(n, t, checks.FLOATS) for n, t in (("param", param), ("grad", grad)))
+    checks.same_kind(param=param, grad=grad)
+    shapes = state_shapes(param.shape)
+    if not isinstance(state, dict) or set(state) != set(shapes):
+        found = sorted(state) if isinstance(state, dict) else type(state).__name__
+        raise ValueError(
+            f"state of a tensor of shape {tuple(param.shape)} must be a dictionary with {' and '.join(shapes)}, as "
+            f"from adafactor_init(param), but got {found}"
+        )
+    tensors = {name: checks.as_tensor(f"state[{name!r}]", state[name], (param.dtype,)) for name in shapes}
+    for name, shape in shapes.items():
+        if tuple(tensors[name].shape) != tuple(shape):
+            raise ValueError(f"state[{name!r}] must have shape {tuple(shape)}, but got {tuple(tensors[name].shape)}")
+    return param, tensors, grad
+
+
+def _check_hypers(step: Any, lr: Any, beta2_decay: Any, eps: Any, d: Any, weight_decay: Any, maximize: Any) -> None:
+    checks.hyper("lr", lr, 0.0)
+    read_options(beta2_decay=beta2_decay, eps=eps, d=d, weight_decay=weight_decay, maximize=maximize)
+    count = checks.scalar_on_host("step", step)
+    if not count >= 1:
+        raise ValueError(f"step must be at least 1, but got {count:g}: the first step is 1")
+
+
+class Adafactor(HookedOptimizer, FirstOrder):
+    r"""Adafactor, number for number PyTorch's, with its whole interface.
+
+    For models whose optimizer state would not fit: of a matrix of R x C weights it keeps R + C numbers. Steps are
+    relative to the weights' size, so one learning rate serves all layers. :func:`adafactor_update` has the formulas.
+
+    Args:
+        params: Parameters, (name, Parameter) pairs, or groups: dictionaries with ``params`` and any of ``lr``,
+            ``grad_centralization`` and the options below.
+        lr: the largest relative step, :math:`\rho_t = \min(lr, 1 / \sqrt{t})`: number, list, Tensor, MindSpore
+            schedule, or a function without arguments (:meth:`prepare`).
+        beta2_decay: exponent of the running mean's weight :math:`t^\tau`, at most 0; nearer to 0 forgets faster.
+        eps: (eps1, eps2): guard of the divisions, None for the type's machine epsilon, and the least scale of weights.
+        d: the root mean square of a step that is not clipped, from 1.
+        weight_decay: decoupled, times lr, on every weight.
+        foreach: tensors of equal shape, type and group go through each operation together. True for all, False for
+            none, None for those of up to 16384 entries: it saves the operators' fixed costs and takes memory for
+            stacked copies of these weights, gradients and steps. The state is stacked alike, so a MindSpore checkpoint
+            fits optimizers of the same ``foreach``; ``state_dict`` fits all.
+        maximize: ascend.
+        loss_scale: gradients are divided by it.
+
+    Inputs:
+        gradients: one Tensor for each parameter.
+
+    Example:
+        >>> import mindspore as ms
+        >>> from mindspore import Parameter, Tensor
+        >>> from first_order import Adafactor
+        >>> x = Parameter(Tensor([[3.0, -2.0]], ms.float32), name="x")
+        >>> optimizer = Adafactor([x], lr=0.1)
+        >>> loss = optimizer.step(lambda: ((x * x).sum(), (2 * x,)))
+        >>> print(x)
+        Parameter (name=x, shape=(1, 2), dtype=Float32, requires_grad=True)
+        >>> print(x.asnumpy().round(3), optimizer.param_groups[0]["lr"])
+        [[ 2.745 -1.745]] 0.1
+
+    References:
+        Shazeer & Stern, https://arxiv.org/abs/1804.04235 (2018).
+
+    .. note::
+        What has no meaning in MindSpore, and what to use: ``zero_grad`` (gradients are values there, nothing is kept);
+        ``p.grad is None`` (leave the parameter out, or set ``requires_grad`` and take gradients of the others);
+        ``step(closure)`` with backward inside (the closure returns (loss, gradients), as ``ms.value_and_grad`` does);
+        ``share_memory``, ``capturable`` and ``fused`` (there is one path). In a group of several float types, PyTorch
+        takes the first one's machine epsilon for all; here each has its own. float16 is computed in float32 and rounded
+        once. Differences to ``nn.AdaFactor``: that one adds eps1 to squares, has a first moment, and clips and scales
+        by other rules; it cannot give PyTorch's numbers.
+    """
+
+    def __init__(
+        self, params: Any, lr: Any = 1e-2, beta2_decay: float = -0.8, eps: tuple[float | None, float] = (None, 1e-3),
+        d: float = 1.0, weight_decay: float = 0.0, *, foreach: bool | None = None, maximize: bool = False,
+        loss_scale: float = 1.0,
+    ) -> None:  # fmt: skip
+        defaults = read_options(
+            beta2_decay=beta2_decay, eps=eps, d=d, weight_decay=weight_decay, foreach=foreach, maximize=maximize
+        )
+        splits = split_groups(params)
+        super().__init__([split.base for split in splits], lr, 0.0, loss_scale)
+        object.__setattr__(self, "_defaults", defaults)
+        object.__setattr__(self, "_lr", lr)
+        object.__setattr__(self, "param_groups", [])
+        object.__setattr__(self, "buckets", [])
+        object.__setattr__(self, "_steps", [])
+        object.__setattr__(self, "_moves", [])
+        self._make_hooks()
+        for split in splits:
+            if split.members:
+                self._add(split)
+        self._bind()
+
+    # -- groups --------------------------------------------------------------------------------------------------
+
+    def _add(self, split: Any) -> None:
+        """A group's options, buckets and state."""
+        at = {id(p): i for i, p in enumerate(self.parameters)}
+        members = [at[id(p)] for p in split.members]
+        rate = self.learning_rate[members[0]] if self.is_group_lr else self.learning_rate
+        options = self._defaults | read_options(**split.options)
+        number = len(self.param_groups)
+        group = ParamGroup(split, rate, self._lr, options, self._changed)
+        self.param_groups.append(group)
+        made = make_buckets(number, members, self.parameters, group["foreach"])
+        self.buckets.extend(made)
+        self._steps.append(
+            Parameter(Tensor(np.zeros(len(members)), self.precision), name=f"adafactor_step.group{number}",
+                      requires_grad=False)
+        )  # fmt: skip
+        products = ms.get_context("device_target") == "CPU"
+        self._moves.extend(BucketStep(bucket, self.parameters, products) for bucket in made)
+
+    def _bind(self) -> None:
+        """Hand groups, buckets and state to the graph."""
+        self.steps, self.moves = ParameterTuple(self._steps), nn.CellList(self._moves, auto_prefix=False)
+        self.chunks = tuple(range(0, len(self._moves), CHUNK))
+        self.group_of = tuple(bucket.group for bucket in self.buckets)
+        self.first_member = tuple(
+            next(b.members[0] for b in self.buckets if b.group == k) for k in range(len(self.param_groups))
+        )
+        self._changed()
+
+    def _changed(self) -> None:
+        """Read the groups' options, which are constants of the compiled step."""
+        self.decays = tuple(Tensor(group["beta2_decay"], self.precision) for group in self.param_groups)
+        self.shrinks = tuple(Tensor(group["weight_decay"], self.precision) for group in self.param_groups)
+        for move, bucket in zip(self._moves, self.buckets, strict=True):
+            move.read(self.param_groups[bucket.group])
+        object.__setattr__(self, "_compiled_for", None)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Optimize more Parameters from now on, with options of their own; their first step is step 1.
+
+        A graph of your own around the optimizer has to be compiled anew.
+        """
+        if not isinstance(param_group, dict):
+            raise TypeError(f"param_group must be a dictionary, but got {type(param_group).__name__}")
+        split = split_group(param_group)
+        known = {id(p) for p in self.parameters}
+        twice = [p.name for p in split.members if id(p) in known]
+        if twice:
+            raise ValueError(f"param_group: {twice[0]} is in another group of this optimizer already")
+        groups = [{"params": group["params"], **group.own_rate()} for group in self.param_groups]
+        self.regroup([*groups, split.base], self._lr)
+        for group in self.param_groups:
+            index = next(i for i, p in enumerate(self.parameters) if p is group["params"][0])
+            group.bind(self.learning_rate[index] if self.is_group_lr else self.learning_rate)
+        self._add(split)
+        self._bind()
+
+    # -- the step ------------------------------------------------------------------------------------------------
+
+    def __call__(self, gradients: Any) -> Any:
+        """Move the weights by these gradients; answers with the steps done."""
+        return self._stepped(super().__call__, (gradients,), {})
+
+    def step(self, closure: Callable[[], tuple[Any, Any]]) -> Any:
+        """Move the weights by the gradients of ``closure() -> (loss, gradients)``, and return the loss."""
+
+        def run(closure: Callable[[], tuple[Any, Any]]) -> Any:
+            if not callable(closure):
+                raise TypeError(
+                    f"closure must be a function, but got {closure!r}; call optimizer(gradients) without one"
+                )
+            answer = closure()
+            if not isinstance(answer, tuple) or len(answer) != 2:
+                raise TypeError(
+                    f"closure must return (loss, gradients), as ms.value_and_grad's functions do, but returned "
+                    f"{type(answer).__name__}"
+                )
+            loss, gradients = answer
+            FirstOrder.__call__(self, gradients if isinstance(gradients, tuple | list) else (gradients,))
+            return loss
+
+        return self._stepped(run, (closure,), {})
+
+    def construct(self, gradients):
+        """Move every weight; answers with the steps done."""
+        if len(gradients) != self.param_length:
+            raise ValueError(f"gradients must be {self.param_length}, one for each parameter, but got {len(gradients)}")
+        gradients = self.scale_grad(self.gradients_centralization(gradients))
+        rates = self.get_lr()
+        weights, rhos, keeps = (), (), ()
+        for k in range(len(self.steps)):
+            t = self.steps[k] + 1
+            ops.assign(self.steps[k], t)
+            rate = rates[self.first_member[k]] if self.is_group_lr else rates
+            rate = rate.astype(t.dtype)
+            weights += (ops.pow(t, self.decays[k]),)
+            rhos += (ops.minimum(rate, ops.rsqrt(t)),)
+            keeps += (1 - rate * self.shrinks[k],)
+        for start in self.chunks:
+            self._move_chunk(start, gradients, weights, rhos, keeps)
+        return self.assignadd(self.global_step, self.global_step_increase_tensor)
+
+    def _move_chunk(self, start, gradients, weights, rhos, keeps):
+        """Some buckets: a graph's loop nests, and one over hundreds is too deep for the compiler."""
+        for k in range(start, min(start + CHUNK, len(self.moves))):
+            group = self.group_of[k]
+            self.moves[k](gradients, weights[group], rhos[group], keeps[group])
+
+    # -- PyTorch's layout ----------------------------------------------------------------------------------------
+
+    def state_dict(self, convert: Callable[[np.ndarray], Any] = np.asarray) -> dict[str, Any]:
+        """The state in ``torch.optim.Adafactor``'s layout, ``state`` and ``param_groups``.
+
+        Args:
+            convert: applied to every array; ``torch.from_numpy`` makes it loadable in PyTorch.
+        """
+        for hook in self._save_pre_hooks:
+            hook(self)
+        state = torch_layout.written(self, convert)
+        for hook in self._save_post_hooks:
+            state = hook(self, state) or state
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over a state in this layout, PyTorch's own included: factors, steps and the groups' options.
+
+        A list or schedule as lr stays, and goes on at the loaded step.
+        """
+        for hook in self._load_pre_hooks:
+            state_dict = hook(self, state_dict) or state_dict
+        torch_layout.read(self, state_dict)
+        for hook in self._load_post_hooks:
+            hook(self)
+
+    def memory(self) -> int:
+        """Bytes of state."""
+        return sum(p.nbytes for p in (*self.steps, *(p for move in self._moves for p in move.factors)))

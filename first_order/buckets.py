@@ -1,0 +1,137 @@
+"""Which tensors Adafactor moves together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
+from mindspore.ops import functional as F
+
+from first_order.factored import (
+    Products,
+    Reductions,
+    StackedReductions,
+    adafactor_step,
+    machine_epsilon,
+    state_shapes,
+)  # fmt: skip
+from first_order.tensors import working_type
+
+#: With foreach=None, tensors of up to so many entries are stacked: an operator's fixed cost outweighs the copies.
+STACK_LIMIT = 16384
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Parameters of one group, shape and type.
+
+    Attributes:
+        group: its number.
+        members: indices into the optimizer's parameters.
+        count: how many are stacked; 0 for one alone, without a leading axis.
+        start: of its members among the group's steps.
+        name: of its state.
+    """
+
+    group: int
+    members: tuple[int, ...]
+    shape: tuple[int, ...]
+    dtype: Any
+    count: int
+    start: int
+    name: str
+
+    def stacked(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """A member's shape, with the leading axis if there is one."""
+        return (self.count, *shape) if self.count else tuple(shape)
+
+    @property
+    def scalars(self) -> tuple[int, ...]:
+        """Shape of one number a member, so that it broadcasts."""
+        return (self.count,) + (1,) * len(self.shape) if self.count else ()
+
+
+def make_buckets(group: int, members: list[int], parameters: Sequence[Parameter], foreach: bool | None) -> list[Bucket]:
+    """The buckets of a group, in the order in which their first members come."""
+    alike: dict[Any, list[int]] = {}
+    for index in members:
+        parameter = parameters[index]
+        stacks = foreach or (foreach is None and parameter.size <= STACK_LIMIT)
+        key = (tuple(parameter.shape), str(parameter.dtype)) if stacks else index
+        alike.setdefault(key, []).append(index)
+    buckets, start = [], 0
+    for indices in alike.values():
+        first, more = parameters[indices[0]], len(indices) - 1
+        name = f"{first.name}+{more}" if more else first.name
+        count = len(indices) if more else 0
+        buckets.append(Bucket(group, tuple(indices), tuple(first.shape), first.dtype, count, start, name))
+        start += len(indices)
+    return buckets
+
+
+class BucketStep(nn.Cell):
+    """Moves the Parameters of one bucket, and owns their factors.
+
+    Args:
+        bucket: which.
+        parameters: the optimizer's.
+        products: whether to average by products with constants, as suits a CPU, or by reductions.
+    """
+
+    def __init__(self, bucket, parameters, products):
+        super().__init__(auto_prefix=False)
+        self.members = bucket.members
+        self.weights = ParameterTuple([parameters[i] for i in bucket.members])
+        self.factors = ParameterTuple([
+            Parameter(ops.zeros(bucket.stacked(shape), bucket.dtype), name=f"adafactor_{name}.{bucket.name}",
+                      requires_grad=False)
+            for name, shape in state_shapes(bucket.shape).items()
+        ])  # fmt: skip
+        self.dtype, self.working = bucket.dtype, working_type(bucket.dtype)
+        self.stacked, self.scalars = bucket.count > 0, bucket.scalars
+        self.start, self.end = bucket.start, bucket.start + len(bucket.members)
+        if products:
+            self.averages = Products(bucket.shape, bucket.count, self.working)
+        else:
+            self.averages = StackedReductions() if bucket.count else Reductions()
+        self.map = ops.composite.Map()
+
+    def read(self, group: Any) -> None:
+        """Take over a group's options."""
+        self.eps1 = Tensor(machine_epsilon(group["eps"][0], self.dtype), self.working)
+        self.eps2, self.d = Tensor(group["eps"][1], self.working), Tensor(group["d"], self.working)
+        self.maximize = group["maximize"]
+
+    def construct(self, gradients, weights, rhos, keep):
+        """One step; numbers by member are cut out of those of the group."""
+        x, g = self.weights[0], gradients[self.members[0]]
+        if self.stacked:
+            x, g = ops.stack(self.weights), ops.stack(self.map(F.partial(_at, gradients), self.members))
+        x, g = x.astype(self.working), g.astype(self.working)
+        if self.maximize:
+            g = -g
+        x, new = adafactor_step(
+            self.averages, x, g, self.map(F.partial(_as_type, self.working), self.factors), self._own(weights),
+            self._own(rhos), keep.astype(self.working), self.eps1, self.eps2, self.d,
+        )  # fmt: skip
+        self.map(_write, self.factors, new)
+        if self.stacked:
+            return self.map(_write, self.weights, ops.unstack(x))
+        return _write(self.weights[0], x)
+
+    def _own(self, numbers):
+        return numbers[self.start : self.end].reshape(self.scalars).astype(self.working)
+
+
+def _at(values, index):
+    return values[index]
+
+
+def _as_type(dtype, value):
+    return value.astype(dtype)
+
+
+def _write(parameter, value):
+    return ops.assign(parameter, value.astype(parameter.dtype))

@@ -1,0 +1,218 @@
+"""What the three optimizers share on top of nn.Optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter, Tensor, nn, ops
+from mindspore.ops import functional as F
+
+from first_order import checks
+
+
+class FirstOrder(nn.Optimizer):
+    """Base of Adam, Momentum and Adafactor: an ``nn.Optimizer`` that compiles itself and keeps float64 exact.
+
+    Called on the host it runs one compiled function, in GRAPH_MODE and PYNATIVE_MODE alike, and compiles it anew after
+    ``load_param_into_net``. Called inside a graph (``ms.jit``, ``ms.Model``, ``thor.THOR``) it becomes part of that
+    graph.
+
+    Hyper-parameters given as Python functions are read by :meth:`prepare`, which every call on the host begins with.
+    A graph around the optimizer is compiled once and cannot ask them: call ``prepare()`` before each of its steps.
+    """
+
+    def __init__(self, params: Any, learning_rate: Any, weight_decay: Any, loss_scale: float) -> None:
+        if isinstance(learning_rate, str | bool) or learning_rate is None:
+            raise TypeError(
+                f"the learning rate must be a number, list, Tensor, schedule or function, but got {learning_rate!r}"
+            )
+        groups = parameter_groups(params)
+        # read by _build_single_lr, which the base class calls
+        object.__setattr__(self, "_wide", any(p.dtype == ms.float64 for p in _parameters(groups)))
+        supplier = checks.supplier_of("learning_rate", learning_rate, checks.at_least_0)
+        super().__init__(supplier() if supplier else learning_rate, groups, weight_decay, loss_scale)
+        object.__setattr__(self, "_suppliers", [])
+        if supplier:
+            if self.is_group_lr:
+                raise ValueError("learning_rate must be a number or a schedule where a group has an lr of its own")
+            self._suppliers.append((self.learning_rate, supplier))
+        object.__setattr__(self, "_compiled", None)
+        object.__setattr__(self, "_compiled_for", None)
+        object.__setattr__(self, "_storage", None)
+
+    def _build_single_lr(self, learning_rate: Any, name: str) -> Any:
+        """A learning rate beside float64 parameters is float64; nn.Optimizer would round it to float32."""
+        if self._wide and isinstance(learning_rate, float) and not (self.is_group_lr and self.dynamic_lr):
+            return Parameter(Tensor(learning_rate, ms.float64), name)
+        return super()._build_single_lr(learning_rate, name)
+
+    def regroup(self, groups: list[dict[str, Any]], learning_rate: Any) -> None:
+        """Optimize these groups from now on; learning rates are made anew."""
+        supplier = next((read for rate, read in self._suppliers if rate is self.learning_rate), None)
+        object.__setattr__(self, "_wide", any(p.dtype == ms.float64 for p in _parameters(groups)))
+        for name in [name for name in self._params if name.startswith("learning_rate")]:
+            self._params.pop(name)
+        if hasattr(self, "learning_rate"):  # a tuple of them
+            del self.learning_rate
+        self.dynamic_lr = self.is_group_lr = False
+        for name in ("group_params", "group_lr", "group_weight_decay", "group_grad_centralization"):
+            setattr(self, name, [])
+        rate = self._preprocess_single_lr(supplier() if supplier else learning_rate)
+        self._init_group_params(groups, rate, 0.0, False)
+        self._init_opt_attrs(rate, groups, 0.0)
+        if supplier:
+            object.__setattr__(self, "_suppliers", [(self.learning_rate, supplier)])
+
+    # -- hyper-parameters and state ------------------------------------------------------------------------------
+
+    @property
+    def precision(self) -> Any:
+        """Type of the scalars: float64 if any parameter is."""
+        return ms.float64 if self._wide else ms.float32
+
+    def _hyper(self, name: str, value: Any, check: Callable[[str, Any], float]) -> Tensor:
+        """A constant, or a Parameter that :meth:`prepare` writes where ``value`` is a function."""
+        supplier = checks.supplier_of(name, value, check)
+        if supplier is None:
+            return Tensor(check(name, value), self.precision)
+        parameter = Parameter(Tensor(supplier(), self.precision), name=name, requires_grad=False)
+        self._suppliers.append((parameter, supplier))
+        return parameter
+
+    def prepare(self) -> None:
+        """Read the hyper-parameters that are Python functions."""
+        for parameter, supplier in self._suppliers:
+            ops.assign(parameter, Tensor(supplier(), parameter.dtype))
+
+    def map_with_rates(self, function, shared, *lists):
+        """function(shared, rate, element of each list) for every parameter, in a graph.
+
+        A map, not a loop: a graph's loop nests, and ends with an error at some hundred rounds.
+        """
+        rate = self.get_lr()
+        if self.is_group_lr:
+            return self.map_(F.partial(function, shared), rate, *lists)
+        return self.map_(F.partial(function, shared, rate), *lists)
+
+    def state_like_parameters(self, prefix: str) -> ms.ParameterTuple:
+        """Zeros in each parameter's shape and type, named after it."""
+        return self.parameters.clone(prefix=prefix, init="zeros")
+
+    # -- calls on the host ---------------------------------------------------------------------------------------
+
+    def __call__(self, gradients: Sequence[Any]) -> Tensor:
+        """Check the gradients, read hyper-parameters, and run the compiled step; answers with the steps done."""
+        layout = self._check(gradients)
+        self.prepare()
+        if self._compiled_for != layout or self._storage != self._addresses():
+            self._compile(layout)
+        done = self._compiled(*(part for g in gradients for part in (g if isinstance(g, tuple) else (g,))))
+        if self._storage is None:
+            object.__setattr__(self, "_storage", self._addresses())
+        return done
+
+    def _compile(self, layout: tuple[bool, ...]) -> None:
+        """One function of all tensors side by side: a tuple as an argument would be compiled at every call."""
+        cell, pairs = self, tuple(index for index, sparse in enumerate(layout) if sparse)
+
+        def step(*tensors):
+            gradients, at, taken = (), 0, 0
+            for pair in pairs:  # a sparse gradient came as two tensors
+                first = at + pair - taken
+                gradients += tensors[at:first] + ((tensors[first], tensors[first + 1]),)
+                at, taken = first + 2, pair + 1
+            return cell(gradients + tensors[at:])
+
+        object.__setattr__(self, "_compiled", ms.jit(step))
+        object.__setattr__(self, "_compiled_for", layout)
+        object.__setattr__(self, "_storage", None)
+
+    def _addresses(self) -> list[int] | None:
+        """Where the state lies: a compiled function goes on with the storage it was compiled for (MindSpore 2.10)."""
+        if self._storage is None and self._compiled_for is None:
+            return None
+        return [parameter.data_ptr() for parameter in self._everything()]
+
+    def _everything(self) -> list[Parameter]:
+        """Every Parameter that the compiled step reads or writes."""
+        return list({id(p): p for p in (*self.parameters, *self.get_parameters())}.values())
+
+    def _check(self, gradients: Any) -> tuple[bool, ...]:
+        """Raise unless there is a gradient for each parameter; answers with which ones are sparse pairs."""
+        if not isinstance(gradients, tuple | list):
+            raise TypeError(
+                f"gradients must be a tuple or list with one Tensor for each of the {self.param_length} parameters, "
+                f"but got {type(gradients).__name__}"
+            )
+        if len(gradients) != self.param_length:
+            raise ValueError(
+                f"gradients must be {self.param_length}, one for each parameter in the order of "
+                f"optimizer.parameters, but got {len(gradients)}"
+            )
+        return tuple(self._check_one(p, g) for p, g in zip(self.parameters, gradients, strict=True))
+
+    def _check_one(self, parameter: Parameter, gradient: Any) -> bool:
+        name = f"gradient of {parameter.name}"
+        if isinstance(gradient, tuple):
+            raise TypeError(f"{name} must be a Tensor: {type(self).__name__} takes no sparse gradients")
+        if not isinstance(gradient, Tensor):
+            raise TypeError(f"{name} must be a Tensor, but got {type(gradient).__name__}")
+        if gradient.shape != parameter.shape:
+            raise ValueError(f"{name} must have shape {tuple(parameter.shape)}, but got {tuple(gradient.shape)}")
+        return False
+
+
+def parameter_groups(params: Any) -> list[Any]:
+    """Parameters, (name, Parameter) pairs or dictionaries of groups as ``nn.Optimizer`` wants them, checked."""
+    if isinstance(params, Tensor | dict | str) or not isinstance(params, Iterable):
+        raise TypeError(
+            f"params must be a list of Parameters, of (name, Parameter) pairs or of dictionaries with such lists under "
+            f"'params', but got {type(params).__name__}"
+        )
+    items = list(params)
+    if not items:
+        raise ValueError("params must not be empty: the network has no trainable parameters, or a generator is used up")
+    if isinstance(items[0], dict):
+        groups = [dict(item) if isinstance(item, dict) else item for item in items]
+        for index, group in enumerate(groups):
+            if not isinstance(group, dict):
+                raise TypeError(f"params must be all dictionaries or none, but item {index} is {type(group).__name__}")
+            if "params" in group:
+                group["params"] = parameter_groups(group["params"])
+            elif "order_params" not in group:
+                raise ValueError(f"params: group {index} must have a list under 'params', but has {sorted(group)}")
+        return groups
+    plain = [item[1] if isinstance(item, tuple) and len(item) == 2 else item for item in items]
+    for index, parameter in enumerate(plain):
+        if not isinstance(parameter, Parameter):
+            raise TypeError(f"params must hold Parameters, but item {index} is {type(parameter).__name__}")
+        if parameter.dtype not in checks.FLOATS:
+            raise TypeError(f"parameter {parameter.name} must be float16, float32 or float64, but is {parameter.dtype}")
+    return plain
+
+
+def _parameters(groups: list[Any]) -> list[Parameter]:
+    return [p for item in groups for p in (item.get("params", ()) if isinstance(item, dict) else (item,))]
+
+
+def write_all(targets: dict[str, Parameter], state: Any) -> None:
+    """Put loaded values into Parameters in place, where compiled functions read them; all of them or none."""
+    if not isinstance(state, dict):
+        raise TypeError(f"state must be a dictionary in state_dict()'s layout, but got {type(state).__name__}")
+    missing, unknown = [n for n in targets if n not in state], [n for n in state if n not in targets]
+    if missing or unknown:
+        raise KeyError(
+            f"state does not belong to these parameters: missing {missing[:5] or 'nothing'}, "
+            f"unknown {unknown[:5] or 'nothing'}"
+        )
+    values = {}
+    for name, parameter in targets.items():
+        array = np.asarray(state[name].asnumpy() if isinstance(state[name], Tensor) else state[name])
+        if array.size != parameter.size:
+            raise ValueError(f"{name} must have shape {tuple(parameter.shape)}, but got {array.shape}")
+        values[name] = Tensor(array.reshape(parameter.shape)).astype(parameter.dtype)
+    for name, parameter in targets.items():
+        ops.assign(parameter, values[name])

@@ -1,0 +1,171 @@
+"""Adafactor's parameter groups: options that can be read and written between steps, as in PyTorch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+from mindspore import Parameter, Tensor, ops
+
+from first_order import checks
+from first_order.optimizer import parameter_groups
+
+
+def read_options(**options: Any) -> dict[str, Any]:
+    """Checked options of a group; those that are not given are left out."""
+    return {name: _READERS[name](name, value) for name, value in options.items()}
+
+
+def _decay(name: str, value: Any) -> float:
+    return checks.number(name, value, -math.inf, 0.0)
+
+
+def _eps(name: str, value: Any) -> tuple[float | None, float]:
+    if not isinstance(value, tuple | list) or len(value) != 2:
+        raise TypeError(f"{name} must be a pair (eps1, eps2), eps1 a number or None, but got {value!r}")
+    first = None if value[0] is None else checks.at_least_0(f"{name}[0]", value[0])
+    return first, checks.at_least_0(f"{name}[1]", value[1])
+
+
+def _clipping(name: str, value: Any) -> float:
+    return checks.number(name, value, 1.0)
+
+
+def _foreach(name: str, value: Any) -> bool | None:
+    return None if value is None else checks.flag(name, value)
+
+
+#: Keys of a group that nn.Optimizer reads.
+BASE_KEYS = ("params", "lr", "grad_centralization", "order_params")
+_READERS: dict[str, Callable[[str, Any], Any]] = {
+    "beta2_decay": _decay, "eps": _eps, "d": _clipping, "weight_decay": checks.at_least_0, "foreach": _foreach,
+    "maximize": checks.flag,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class GroupSplit:
+    """A group as it was given: what nn.Optimizer reads, and what Adafactor reads."""
+
+    base: dict[str, Any]
+    options: dict[str, Any]
+    names: list[str] | None
+
+    @property
+    def members(self) -> list[Parameter]:
+        """The group's Parameters; none where it only orders the others'."""
+        return list(self.base.get("params", ()))
+
+
+def split_groups(params: Any) -> list[GroupSplit]:
+    """Every group of ``params``; parameters without groups are one."""
+    if isinstance(params, Iterable) and not isinstance(params, Tensor | dict | str):
+        params = list(params)
+        if params and isinstance(params[0], dict):
+            return [split_group(group) for group in params]
+    return [split_group({"params": params})]
+
+
+def split_group(group: dict[str, Any]) -> GroupSplit:
+    """One group, its options still unchecked."""
+    if not isinstance(group, dict):
+        raise TypeError(f"params must be all dictionaries or none, but one item is {type(group).__name__}")
+    options = {key: value for key, value in group.items() if key in _READERS}
+    base = {key: value for key, value in group.items() if key not in _READERS}
+    unknown = [key for key in base if key not in BASE_KEYS]
+    if unknown:
+        raise KeyError(f"a group has the keys {', '.join((*BASE_KEYS, *_READERS))}, but got {unknown[0]!r}")
+    names = None
+    if "order_params" not in base:
+        members = base.get("params")
+        if isinstance(members, Iterable) and not isinstance(members, Tensor | dict | str):
+            members = list(members)
+            pairs = [item for item in members if isinstance(item, tuple)]
+            names = [item[0] for item in pairs] if len(pairs) == len(members) else None
+        base["params"] = parameter_groups(members)
+    return GroupSplit(base, options, names)
+
+
+class ParamGroup(MutableMapping):
+    """``params``, ``lr`` and the options of one group.
+
+    What is written takes effect at the next call on the host: lr at no cost, an option by compiling anew. A graph of
+    the user's own around the optimizer has to be compiled anew by the user.
+    """
+
+    def __init__(
+        self, split: GroupSplit, rate: Any, default_rate: Any, options: dict[str, Any], on_change: Callable[[], None]
+    ) -> None:
+        self._params, self._names, self._rate = split.members, split.names, rate
+        self._own = "lr" in split.base
+        self._given = split.base.get("lr", default_rate)
+        self._options, self._on_change = options, on_change
+
+    def __getitem__(self, key: str) -> Any:
+        if key == "params":
+            return list(self._params)
+        if key == "lr":
+            return self._read_rate()
+        if key == "param_names" and self._names:
+            return list(self._names)
+        return self._options[key]
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        if key == "lr":
+            self._write_rate(value)
+        elif key in _READERS:
+            new = _READERS[key](key, value)
+            if key == "foreach" and new != self._options[key]:
+                raise ValueError(
+                    f"foreach decides how the state is stacked and stays {self._options[key]}, but got {value}: make a "
+                    f"new optimizer and load_state_dict() into it"
+                )
+            if new != self._options[key]:
+                self._options[key] = new
+                self._on_change()
+        else:
+            raise KeyError(f"a group has the options lr, {', '.join(_READERS)}, but got {key!r}")
+
+    def __delitem__(self, key: str) -> None:
+        raise TypeError(f"an option of a group can be changed, not removed: {key!r}")
+
+    def __iter__(self) -> Iterator[str]:
+        names = ("param_names",) if self._names else ()
+        return iter(("params", "lr", *self._options, *names))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __repr__(self) -> str:
+        shown = {key: value for key, value in self.items() if key not in ("params", "param_names")}
+        return f"ParamGroup({len(self._params)} parameters, {shown})"
+
+    def own_rate(self) -> dict[str, Any]:
+        """{"lr": ...} if the group was given one."""
+        return {"lr": self._given if self.scheduled else float(self["lr"])} if self._own else {}
+
+    def bind(self, rate: Any) -> None:
+        """The optimizer made its learning rates anew."""
+        self._rate = rate
+
+    @property
+    def scheduled(self) -> bool:
+        """Whether lr is a list or schedule."""
+        return not isinstance(self._rate, Parameter)
+
+    def _read_rate(self) -> Any:
+        """The number as it was given, where rounding to the Parameter's type is all that tells them apart."""
+        if self.scheduled:
+            return self._given
+        now = self._rate.asnumpy()
+        if isinstance(self._given, float) and now == Tensor(self._given, self._rate.dtype).asnumpy():
+            return self._given
+        return float(now)
+
+    def _write_rate(self, value: Any) -> None:
+        if self.scheduled:
+            raise ValueError(f"lr follows a schedule and cannot be set, but got {value!r}: make a new optimizer")
+        self._given = checks.at_least_0("lr", checks.scalar_on_host("lr", value))
+        ops.assign(self._rate, Tensor(self._given, self._rate.dtype))

@@ -1,0 +1,44 @@
+"""Gradients given by rows: (values, indices), as an embedding has them."""
+
+from __future__ import annotations
+
+import mindspore as ms
+import numpy as np
+from mindspore import ops
+
+from first_order import checks
+
+
+def dense_gradient(param, values, indices):
+    """The gradient of ``param``'s shape whose row ``indices[i]`` has ``values[i]``; repeated indices add up."""
+    return ops.tensor_scatter_add(ops.zeros_like(param), indices.reshape(-1, 1), values.astype(param.dtype))
+
+
+def seen_rows(param, indices):
+    """True in every entry of the rows that ``indices`` names, in ``param``'s shape."""
+    rows = (param.shape[0],) + (1,) * (param.ndim - 1)
+    ones = ops.ones(indices.shape, ms.float32)
+    count = ops.tensor_scatter_add(ops.zeros((param.shape[0],), ms.float32), indices.reshape(-1, 1), ones)
+    return ops.broadcast_to((count > 0).reshape(rows), param.shape)
+
+
+def check_rows(name, param, values, indices):
+    """Raise unless these are rows of a gradient of ``param``; an index out of range would write elsewhere."""
+    values = checks.as_tensor(f"values of {name}", values, checks.FLOATS)
+    indices = checks.as_tensor(f"indices of {name}", indices, (ms.int32, ms.int64))
+    if param.ndim < 1:
+        raise ValueError(f"{name} must have at least one dimension to take a sparse gradient, but has none")
+    if indices.ndim != 1 or tuple(values.shape) != (*indices.shape, *param.shape[1:]):
+        raise ValueError(
+            f"values and indices of {name} must have shapes (n, {', '.join(map(str, param.shape[1:]))}) and (n,), "
+            f"but got {tuple(values.shape)} and {tuple(indices.shape)}"
+        )
+    if values.dtype != param.dtype:
+        raise TypeError(f"values of {name} must be of its type, {param.dtype}, but got {values.dtype}")
+    rows = indices.asnumpy()
+    if rows.size and not 0 <= rows.min() <= rows.max() < param.shape[0]:
+        outside = rows[(rows < 0) | (rows >= param.shape[0])]
+        raise ValueError(
+            f"indices of {name} must be in [0, {param.shape[0]}), but got {np.unique(outside)[:5].tolist()}"
+        )
+    return values, indices

@@ -1,0 +1,73 @@
+"""What is timed is the inverse that training uses, and the memory is the one that training takes."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from tests.networks import Mixed, make
+from thor import BlockPlan, capture
+from thor.profile import gather, timing
+
+
+def test_the_median_of_repeats_after_a_warm_up(monkeypatch):
+    """A clock of its own: the first call takes 9 s and does not count."""
+    now, durations = [0.0], iter([9.0, 1.0, 5.0, 2.0, 3.0, 4.0])
+
+    def call():
+        now[0] += next(durations)
+
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
+    assert timing.repeat(call, 0.0, 5) == timing.Timing(3.0, 2.0, 4.0, 5)
+
+
+def test_repeats_go_on_within_a_budget_of_seconds_and_have_an_end(monkeypatch):
+    now = [0.0]
+
+    def call():
+        now[0] += 0.25
+
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
+    assert timing.repeat(call, 3.0, 5).repeats == 12
+    assert timing.repeat(call, 1e9, 5).repeats == timing.MAX_REPEATS
+
+
+@pytest.mark.parametrize("method", ["lapack", "cholesky", "newton-schulz"])
+def test_one_call_inverts_the_blocks(method, monkeypatch):
+    results = []
+    monkeypatch.setattr(timing, "repeat", lambda call, *_: results.append(call()) or timing.Timing(1, 1, 1, 1))
+    timing.time_call(6, method, 3)
+    inverses, trusted = results[0]
+    inverses = np.asarray(inverses.asnumpy() if hasattr(inverses, "asnumpy") else inverses)[:3]
+    assert np.all(trusted)
+    damped = timing.positive_definite(6, 3) + 0.1 * np.eye(6)
+    np.testing.assert_allclose(inverses @ damped, np.broadcast_to(np.eye(6), (3, 6, 6)), atol=1e-4)
+
+
+@pytest.mark.parametrize(("split", "size"), list(itertools.product(["block", "block+mean", "block+rank"], [3, 16])))
+def test_the_memory_of_a_plan_is_what_training_takes(split, size):
+    plan = BlockPlan(block_size=size, split=split, rank=2)
+    net = Mixed()
+    shapes = gather.shapes_of(capture.find(net)[0])
+    refresh = timing.Refresh(shapes, plan, "lapack")
+    refresh()
+    optimizer, _ = make(net, block_size=plan)
+    assert timing.state_bytes(shapes, plan) == refresh.bytes == optimizer.memory()["total"]
+
+
+def test_a_refresh_inverts_every_block_of_every_factor():
+    shapes = [timing.FactorShape("x", "a", 10, 2), timing.FactorShape("x", "g", 4, 1)]
+    refresh = timing.Refresh(shapes, BlockPlan(block_size=5, split="block"), "lapack")
+    refresh()
+    for factor in refresh.factors:
+        damped = factor.dense() + 0.1 * np.eye(factor.cut.dim)
+        np.testing.assert_allclose(
+            factor.dense_inverse() @ damped, np.broadcast_to(np.eye(factor.cut.dim), damped.shape), atol=1e-4
+        )
+
+
+def test_the_launch_floor_reaches_as_far_as_times_are_flat():
+    dims = [1, 16, 64, 256]
+    assert timing.floor_reaches(dims, [1.0, 1.1, 1.4, 9.0]) == 64
+    assert timing.floor_reaches(dims, [1.0, 1.6, 4.0, 9.0]) is None
+    assert timing.floor_reaches(dims, [1.0, 1.0, 1.0, 1.0]) == 256

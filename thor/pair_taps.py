@@ -1,0 +1,122 @@
+"""Taps that need a layer's input and its output gradient together: embeddings, normalisation, tied decoders.
+
+The layer's own computation stays untouched and runs first, whatever its class; then a tap, the identity on the output,
+sees the input beside it and returns both factors' statistics from one ``bprop`` (see taps.py for the idea).
+"""
+
+from __future__ import annotations
+
+import types
+
+from mindspore import nn, ops
+
+from thor import factors
+from thor.taps import Statistics
+
+
+class PairPort(nn.Cell):
+    """Where a pair tap meets the (blocks, probe, uses) of A and of G. ``active`` as for :class:`thor.taps.Port`."""
+
+    def __init__(self, tap: nn.Cell, a_parameters, g_parameters):
+        super().__init__(auto_prefix=False)
+        self.tap = tap
+        self.a_blocks, self.a_probe, self.a_uses = a_parameters
+        self.g_blocks, self.g_probe, self.g_uses = g_parameters
+        self.active = False
+
+    def construct(self, y, x):
+        if self.active:
+            return self.tap(y, x, self.a_blocks, self.a_probe, self.a_uses, self.g_blocks, self.g_probe, self.g_uses)
+        return y
+
+
+class EmbeddingTap(nn.Cell):
+    """A: the tokens' frequencies; G: as of a dense layer whose inputs are one-hot."""
+
+    def __init__(self, vocabulary: int, outputs: Statistics):
+        super().__init__(auto_prefix=False)
+        self.vocabulary, self.outputs = vocabulary, outputs
+
+    def construct(self, y, x, a_blocks, a_probe, a_uses, g_blocks, g_probe, g_uses):
+        return y
+
+    def bprop(self, y, x, a_blocks, a_probe, a_uses, g_blocks, g_probe, g_uses, out, dout):
+        blocks, beside, one = self.outputs(dout.reshape(-1, dout.shape[-1]), g_probe)
+        frequencies = factors.token_frequencies(x, self.vocabulary)
+        return dout, ops.zeros_like(x), frequencies, ops.zeros_like(a_probe), one, blocks, beside, one
+
+
+class NormTap(nn.Cell):
+    """G: the diagonal Fisher of the scale or of the shift of a normalisation; A stays as it is."""
+
+    def __init__(self, kind: str, is_scale: bool, epsilon: float):
+        super().__init__(auto_prefix=False)
+        self.channel_last, self.is_scale, self.epsilon = kind == "layer", is_scale, epsilon
+
+    def construct(self, y, x, a_blocks, a_probe, a_uses, g_blocks, g_probe, g_uses):
+        return y
+
+    def bprop(self, y, x, a_blocks, a_probe, a_uses, g_blocks, g_probe, g_uses, out, dout):
+        gradient = dout.astype(a_blocks.dtype)
+        if self.is_scale:
+            if self.channel_last:
+                gradient = gradient * factors.layer_normalized(x, self.epsilon)
+            else:
+                gradient = gradient * factors.batch_normalized(x, self.epsilon)
+        fisher = factors.diagonal_fisher(factors.per_example(gradient, self.channel_last))
+        return (
+            dout, ops.zeros_like(x), ops.zeros_like(a_blocks), ops.zeros_like(a_probe), ops.zeros_like(a_uses),
+            fisher, ops.zeros_like(g_probe), ops.ones_like(g_uses),
+        )  # fmt: skip
+
+
+class TappedPair(nn.Cell):
+    """Any layer, its own ``construct`` first, then its ports. Made by class assignment, never constructed."""
+
+    def construct(self, x):
+        y = self.thor_plain(x)
+        if self.thor_scale is not None:
+            y = self.thor_scale(y, x)
+        if self.thor_shift is not None:
+            y = self.thor_shift(y, x)
+        return y
+
+
+def plain(cell: nn.Cell, original: type) -> types.MethodType:
+    """The layer's own ``construct``, bound: ``super()`` in a class made at run time would find itself when compiled."""
+    return types.MethodType(original.construct, cell)  # type: ignore[attr-defined]
+
+
+class TiedEmbeddingTap(nn.Cell):
+    """An embedding whose table is a decoder's weight too: frequencies and gradients, balanced (see ``balance``)."""
+
+    def __init__(self, vocabulary: int, outputs: Statistics):
+        super().__init__(auto_prefix=False)
+        self.vocabulary, self.outputs = vocabulary, outputs
+
+    def construct(self, y, x, a_blocks, a_probe, a_uses, g_blocks, g_probe, g_uses):
+        return y
+
+    def bprop(self, y, x, a_blocks, a_probe, a_uses, g_blocks, g_probe, g_uses, out, dout):
+        blocks, beside, one = self.outputs(dout.reshape(-1, dout.shape[-1]), g_probe)
+        rows = factors.token_frequencies(x, self.vocabulary)
+        scale = factors.balance(rows, blocks, dout.shape[-1])
+        return dout, ops.zeros_like(x), rows * scale, ops.zeros_like(a_probe), one, blocks / scale, beside / scale, one
+
+
+class TiedDecoderTap(nn.Cell):
+    """A decoder x W^T whose weight is an embedding's table: the diagonal of its G, and its A, balanced."""
+
+    def __init__(self, inputs: Statistics):
+        super().__init__(auto_prefix=False)
+        self.inputs = inputs
+
+    def construct(self, y, x, a_blocks, a_probe, a_uses, g_blocks, g_probe, g_uses):
+        return y
+
+    def bprop(self, y, x, a_blocks, a_probe, a_uses, g_blocks, g_probe, g_uses, out, dout):
+        blocks, beside, one = self.inputs(x.reshape(-1, x.shape[-1]), g_probe)
+        gradients = dout.reshape(-1, dout.shape[-1]).astype(a_blocks.dtype)
+        rows = factors.diagonal_fisher(gradients)
+        scale = factors.balance(rows, blocks, x.shape[-1])
+        return dout, ops.zeros_like(x), rows * scale, ops.zeros_like(a_probe), one, blocks / scale, beside / scale, one
