@@ -73,6 +73,7 @@ def _thor(settings: TrainSettings, network: nn.Cell, loss: nn.Cell, steps_per_ep
         loss_scale=thor.DynamicLossScale() if settings.loss_scale == "dynamic" else settings.loss_scale,
         clip=own.clip,
         skip=tuple(own.skip),
+        norms=own.norms,
     )
     step = thor.TrainStep(network, loss, optimizer, accumulate=settings.accumulation)
 

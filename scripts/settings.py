@@ -122,6 +122,7 @@ class ThorSettings(Settings):
         factor_interval: Steps between curvature steps; None leaves it to the optimizer.
         clip: Bound on the norm of a step; None for no bound.
         skip: Patterns of layer names that keep their plain gradient.
+        norms: Whether normalisation layers are preconditioned too, by their diagonal Fisher.
     """
 
     learning_rate: Positive = 0.05
@@ -139,6 +140,7 @@ class ThorSettings(Settings):
     weight_decay: NonNegative = 0.0
     clip: Positive | None = None
     skip: list[str] = []
+    norms: bool = False
 
 
 class MomentumSettings(Settings):
