@@ -268,7 +268,7 @@ def memory(network: nn.Cell, optimizer: nn.Cell, average: nn.Cell | None = None)
     """Bytes of the weights, of the optimizer's state, of thor.THOR's curvature per layer, and the process's peak."""
     weights = {id(parameter): parameter.nbytes for parameter in network.get_parameters()}
     state = sum(p.nbytes for p in optimizer.get_parameters() if id(p) not in weights)
-    layers: dict[str, int] = optimizer.memory() if hasattr(optimizer, "memory") else {}
+    layers: dict[str, int] = optimizer.memory() if hasattr(optimizer, "layers") else {}  # thor.THOR alone
     return {
         "weights": sum(weights.values()),
         "optimizer": state,
