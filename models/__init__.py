@@ -4,7 +4,7 @@ from models.autoencoder import autoencoder
 from models.bert import bert_base, bert_large, bert_tiny
 from models.lenet import lenet5
 from models.resnet import resnet18, resnet34, resnet50, resnet101, resnet152
-from models.resnet_cifar import resnet20, resnet32, resnet44, resnet56
+from models.resnet_cifar import resnet8, resnet20, resnet32, resnet44, resnet56
 from models.smallconv import smallconv
 
 __all__ = [
@@ -22,5 +22,6 @@ __all__ = [
     "resnet44",
     "resnet50",
     "resnet56",
+    "resnet8",
     "smallconv",
 ]

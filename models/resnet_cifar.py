@@ -1,4 +1,4 @@
-"""ResNet-20, 32, 44 and 56 for images of 32 x 32 (He et al., 2016, section 4.2).
+"""ResNet-8, 20, 32, 44 and 56 for images of 32 x 32 (He et al., 2016, section 4.2).
 
 One difference to the paper: where the width doubles, the shortcut is a 1 x 1 convolution with normalisation
 (their option B) and not zero padding (option A). That adds 2,752 weights to ResNet-20's 269,722.
@@ -48,6 +48,11 @@ class ResNetCifar(nn.Cell):
         x = self.relu(self.norm1(self.conv1(x)))
         x = self.stage3(self.stage2(self.stage1(x)))
         return self.fc(x.mean((2, 3)))
+
+
+def resnet8(num_classes: int = 10, in_channels: int = 3) -> ResNetCifar:
+    """ResNet-8: one block a stage. Not in the paper; what a processor without accelerator trains in minutes."""
+    return ResNetCifar(1, num_classes, in_channels)
 
 
 def resnet20(num_classes: int = 10, in_channels: int = 3) -> ResNetCifar:

@@ -1,23 +1,27 @@
-"""Checkpoints of a run: all tensors, and where the run stands; the last two are kept.
+"""Checkpoints of a run: all tensors, and where the run stands; the newest few and the best are kept.
 
 Each is a pair `step-N.ckpt` and `step-N.json`. Both are written under temporary names; the .json is renamed last, and a
 checkpoint without it does not count. So a run that is killed at any moment leaves its newest complete checkpoint.
+`best.ckpt` and `best.json` are that of the best evaluation so far.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import mindspore as ms
-from mindspore import Parameter, nn
+from mindspore import Parameter, Tensor, nn
 
 from scripts.errors import UserError
 
-KEEP = 2
 CHECKPOINT_SUFFIXES = (".ckpt", ".json")
+BEST = "best"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +35,9 @@ class Position:
         seconds: Training time so far.
         seed: Seed of the run.
         loss_sum: Sum of the losses of the epoch under way.
+        best: The best value of the metric so far.
+        best_step: The step that it was found after.
+        phases: Steps and seconds spent in each phase of the run.
     """
 
     step: int = 0
@@ -39,70 +46,136 @@ class Position:
     seconds: float = 0.0
     seed: int = 0
     loss_sum: float = 0.0
+    best: float | None = None
+    best_step: int = 0
+    phases: dict[str, list[float]] = field(default_factory=dict)
 
 
-def save(folder: Path, network: nn.Cell, optimizer: nn.Cell, position: Position) -> None:
-    """Write a checkpoint, then remove all but the newest two."""
+def save(folder: Path, cells: tuple[nn.Cell, ...], position: Position, keep: int) -> None:
+    """Write a checkpoint of the cells, then remove all but the newest `keep`."""
     folder.mkdir(parents=True, exist_ok=True)
     name = f"step-{position.step:08d}"
-    tensors = [{"name": key, "data": value} for key, value in _parameters(network, optimizer).items()]
+    tensors = [{"name": key, "data": value} for key, value in _parameters(cells).items()]
     temporary = folder / "writing.ckpt"
     ms.save_checkpoint(tensors, str(temporary))
     description = {**asdict(position), "bytes": temporary.stat().st_size}
     os.replace(temporary, folder / f"{name}.ckpt")
-    temporary = folder / "writing.json"
-    temporary.write_text(json.dumps(description, indent=1))
-    os.replace(temporary, folder / f"{name}.json")
-    for old in _complete(folder)[:-KEEP]:
+    _write(folder / f"{name}.json", description)
+    if position.best_step == position.step and position.best is not None:
+        _keep_as_best(folder, name, description)
+    for old in complete(folder)[:-keep]:
         old.unlink()
         old.with_suffix(".ckpt").unlink(missing_ok=True)
 
 
-def load_last(folder: Path, network: nn.Cell, optimizer: nn.Cell) -> Position:
-    """Bring network and optimizer to the newest checkpoint; where the run stands there."""
-    complete = _complete(folder)
-    if not complete:
+def load_last(folder: Path, cells: tuple[nn.Cell, ...]) -> Position:
+    """Bring the cells to the newest checkpoint; where the run stands there."""
+    found = complete(folder)
+    if not found:
         raise UserError(f"nothing to resume: {folder} has no checkpoint (step-*.json with its step-*.ckpt)")
-    description = json.loads(complete[-1].read_text())
-    path = complete[-1].with_suffix(".ckpt")
+    description = json.loads(found[-1].read_text())
+    path = found[-1].with_suffix(".ckpt")
     if not path.is_file():
         raise UserError(f"nothing to resume: {path} is missing")
     size = description.pop("bytes")
     if path.stat().st_size != size:
         raise UserError(f"{path}: {path.stat().st_size} bytes, and should have {size}; remove it to use the one before")
-    _load(path, network, optimizer)
+    _load(path, cells)
     return Position(**description)
 
 
 def clear(folder: Path) -> None:
     """Remove the checkpoints of an earlier run."""
-    for path in (*folder.glob("step-*.json"), *folder.glob("step-*.ckpt"), *folder.glob("writing.*")):
-        path.unlink()
+    for pattern in ("step-*.json", "step-*.ckpt", "writing.*", f"{BEST}.*"):
+        for path in folder.glob(pattern):
+            path.unlink()
 
 
-def _complete(folder: Path) -> list[Path]:
+def complete(folder: Path) -> list[Path]:
     """The .json files of complete checkpoints, oldest first."""
     return sorted(folder.glob("step-*.json"))
 
 
-def _parameters(network: nn.Cell, optimizer: nn.Cell) -> dict[str, Parameter]:
-    """Parameters of both by name; weights that both have count once."""
+def choose(folder: Path, which: str) -> Path:
+    """The file of the `best` or the `last` checkpoint in a folder of checkpoints."""
+    last = complete(folder)
+    path = folder / f"{BEST}.ckpt" if which == BEST else last[-1].with_suffix(".ckpt") if last else folder / "step-*"
+    if not path.is_file():
+        raise UserError(f"{path}: no such checkpoint; is {folder.parent} the folder of a run?")
+    return path
+
+
+def load_network(path: Path, network: nn.Cell) -> str:
+    """Bring a network to a checkpoint's averaged weights, or to its weights where it has no averages; which of both."""
+    from scripts.averages import PREFIX
+
+    tensors = _read(path)
+    averages = {name.removeprefix(PREFIX): value for name, value in tensors.items() if name.startswith(PREFIX)}
+    values = {**tensors, **{name: Parameter(Tensor(value), name=name) for name, value in averages.items()}}
+    missing = [p.name for p in network.get_parameters() if p.name not in values]
+    if missing:
+        raise UserError(f"{path}: belongs to another network, it lacks {_few(missing)}")
+    _into(path, network, values)
+    return "averaged weights" if averages else "weights"
+
+
+def _keep_as_best(folder: Path, name: str, description: dict[str, Any]) -> None:
+    """Make a checkpoint the best one. A file system without links gets a copy."""
+    temporary = folder / "writing.best"
+    temporary.unlink(missing_ok=True)
+    try:
+        os.link(folder / f"{name}.ckpt", temporary)
+    except OSError:
+        shutil.copyfile(folder / f"{name}.ckpt", temporary)
+    os.replace(temporary, folder / f"{BEST}.ckpt")
+    _write(folder / f"{BEST}.json", description)
+
+
+def _write(path: Path, description: dict[str, Any]) -> None:
+    """A JSON file that has its name only once complete."""
+    temporary = path.with_name("writing.json")
+    temporary.write_text(json.dumps(description, indent=1))
+    os.replace(temporary, path)
+
+
+def _parameters(cells: tuple[nn.Cell, ...]) -> dict[str, Parameter]:
+    """Parameters of all cells by name; weights that several have count once."""
     found: dict[str, Parameter] = {}
-    for cell in (network, optimizer):
+    for cell in cells:
         for parameter in cell.get_parameters():
             if found.setdefault(parameter.name, parameter) is not parameter:
                 raise RuntimeError(f"two parameters are called {parameter.name}")
     return found
 
 
-def _load(path: Path, network: nn.Cell, optimizer: nn.Cell) -> None:
+def _load(path: Path, cells: tuple[nn.Cell, ...]) -> None:
     """Load all tensors; nothing may be missing."""
+    tensors = _read(path)
+    missing: set[str] = set()
+    for cell in cells[1:] + cells[:1]:  # the optimizer first: thor.THOR refuses another one's before anything changes
+        missing |= set(_into(path, cell, tensors))
+    if missing:
+        raise UserError(f"{path}: belongs to another network or optimizer, it lacks {_few(sorted(missing))}")
+
+
+def _read(path: Path) -> dict[str, Parameter]:
+    """The tensors of a file."""
     try:
-        tensors = ms.load_checkpoint(str(path))
-        missing: set[str] = set()
-        for cell in (optimizer, network):
-            missing |= set(ms.load_param_into_net(cell, tensors)[0])
+        return dict(ms.load_checkpoint(str(path)))
     except (ValueError, RuntimeError, TypeError) as error:
         raise UserError(f"{path}: {' '.join(str(error).split())}") from error
-    if missing:
-        raise UserError(f"{path}: belongs to another network or optimizer, it lacks {', '.join(sorted(missing))}")
+
+
+def _into(path: Path, cell: nn.Cell, tensors: dict[str, Parameter]) -> list[str]:
+    """Load tensors into a cell; names of its Parameters that there is nothing for."""
+    if not list(cell.get_parameters()):
+        return []
+    try:
+        return list(ms.load_param_into_net(cell, tensors)[0])
+    except (ValueError, RuntimeError, TypeError) as error:
+        raise UserError(f"{path}: {' '.join(str(error).split())}") from error
+
+
+def _few(names: Sequence[str]) -> str:
+    """The first names of many."""
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

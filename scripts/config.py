@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
 import types
 import typing
@@ -20,7 +21,18 @@ from scripts.settings import TrainSettings
 BLOCKS = ("thor", "momentum", "adam", "adafactor")
 
 # What may differ between a run and its continuation: it changes no number of the training.
-_FREE_TO_CHANGE = ("out", "checkpoint_every", "eval_every", "log_every", "data.folder")
+_FREE_TO_CHANGE = (
+    "out",
+    "checkpoint_every",
+    "keep",
+    "eval_every",
+    "eval_every_steps",
+    "eval_batch_size",
+    "log_every",
+    "tensorboard",
+    "data.folder",
+    "data.workers",
+)
 
 
 class _Loader(yaml.SafeLoader):
@@ -42,8 +54,37 @@ def load_config(path: Path | None, overrides: Sequence[str] = ()) -> TrainSettin
     return validate(values)
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file."""
+def read_yaml(path: Path, children: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """The mapping in a YAML file, on top of those of the files that it names as `base`.
+
+    `base: other.yaml` or a list of files, relative to the file itself; of several, the later ones win.
+    """
+    values = _read_one(path)
+    bases = values.pop("base", [])
+    bases = [bases] if isinstance(bases, str) else bases
+    if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):
+        raise UserError(f"{path}: base = {bases!r}: must be a file, or a list of files")
+    family = (*children, path.resolve())
+    merged: dict[str, Any] = {}
+    for base in bases:
+        parent = path.parent / base
+        if parent.resolve() in family:
+            raise UserError(f"{path}: base {base} is based on this file itself")
+        merged = _merged(merged, read_yaml(parent, family))
+    return _merged(merged, values)
+
+
+def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """Two mappings, block by block; where both have a value, it is that above."""
+    result = dict(below)
+    for key, value in above.items():
+        mine = result.get(key)
+        result[key] = _merged(mine, value) if isinstance(mine, dict) and isinstance(value, dict) else value
+    return result
+
+
+def _read_one(path: Path) -> dict[str, Any]:
+    """The mapping in one YAML file."""
     try:
         values = yaml.load(path.read_text(), _Loader)
     except FileNotFoundError:
@@ -93,8 +134,10 @@ def resolved(settings: TrainSettings) -> dict[str, Any]:
 
 
 def save_config(settings: TrainSettings, path: Path) -> None:
-    """Write the resolved settings as YAML."""
-    path.write_text(yaml.safe_dump(_without_none(resolved(settings)), sort_keys=False))
+    """Write the resolved settings as YAML; a kill leaves no half of it."""
+    temporary = path.with_name(f"{path.name}.writing")
+    temporary.write_text(yaml.safe_dump(_without_none(resolved(settings)), sort_keys=False))
+    os.replace(temporary, path)
 
 
 def differences(old: TrainSettings, new: TrainSettings) -> list[str]:
@@ -134,6 +177,8 @@ def _explain(detail: ErrorDetails) -> str:
         return f"{name}: is needed"
     if detail["type"] in ("model_type", "dict_type"):
         return f"{name} = {detail['input']!r}: must be a block of settings (key: value)"
+    if detail["type"] == "value_error" and (not name or isinstance(detail["input"], dict)):
+        return f"{name}: {message}" if name else message  # about several settings of a block
     if detail["type"] == "value_error":
         return f"{name} = {detail['input']!r}: {message}"
     return f"{name} = {detail['input']!r}: must be {message}"
@@ -144,7 +189,7 @@ def _unknown_key(name: str) -> str:
     parent, _, last = name.rpartition(".")
     block = _block(parent.split(".") if parent else [])
     known = list(block.model_fields) if block else []
-    near = difflib.get_close_matches(last, known, n=1) or _elsewhere(last)
+    near = _elsewhere(last) or difflib.get_close_matches(last, known, n=1)
     prefix = f"{parent}." if parent and near and near[0] in known else ""
     hint = f"did you mean {prefix}{near[0]}?" if near else f"known are {', '.join(known)}"
     return f"unknown key {name}: {hint}"

@@ -2,69 +2,116 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn
+from numpy.typing import NDArray
 
-from scripts.data.batches import Split, normalise
+from scripts.data.source import Source
 from scripts.settings import TrainSettings
 
-BATCH = 1000
+TOP = 5
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What an evaluation found; higher is better for accuracies, lower for the others.
+
+    Attributes:
+        loss: Mean loss of an example (text: of a hidden word).
+        values: `accuracy` and, with more than five classes, `top5`; or `error`, the squared error of an image.
+        count: Examples (words) that were counted.
+    """
+
+    loss: float
+    values: dict[str, float]
+    count: int
+
+    @property
+    def metric(self) -> tuple[str, float]:
+        """Name and value of what comes first."""
+        return next(iter(self.values.items()))
+
+    def named(self) -> dict[str, float]:
+        """All values by the names that they have in the metrics file."""
+        return {"test_loss": self.loss, **{f"test_{name}": value for name, value in self.values.items()}}
+
+    def better_than(self, other: float | None) -> bool:
+        """Whether the metric is better than another value of it."""
+        name, value = self.metric
+        return other is None or (value < other if name == "error" else value > other)
 
 
 class Evaluator:
-    """Test loss, and accuracy (classification) or squared error an image (reconstruction).
+    """Test loss, and accuracy (classification, hidden words) or squared error an image (reconstruction).
 
-    One compiled forward pass, in batches of 1000.
+    One compiled forward pass. Labels below 0 (padding, unreadable images) do not count; of a reconstruction, whose
+    loss knows no labels, padding is cut off before.
     """
 
-    def __init__(
-        self, network: nn.Cell, loss: nn.Cell, data: Split, mean: float, std: float, settings: TrainSettings
-    ) -> None:
+    def __init__(self, network: nn.Cell, loss: nn.Cell, source: Source, settings: TrainSettings) -> None:
         self._network = network
         self._loss = loss
-        self._images = data.images[: settings.data.test_size]
-        self._labels = data.labels[: settings.data.test_size]
-        self._mean, self._std = mean, std
+        self._source = source
         self._reconstructs = settings.reconstructs
         self._sigmoid = settings.loss == "binary_cross_entropy"
         self._forward = ms.jit(self._outputs()) if settings.mode == "graph" else self._outputs()
 
-    def _outputs(self) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
-        """A function (inputs, targets) -> (outputs, loss), for the compiler."""
+    def _outputs(self) -> Callable[..., tuple[Tensor, Tensor]]:
+        """A function (*inputs, targets) -> (outputs, loss), for the compiler."""
         network, loss = self._network, self._loss
 
-        def outputs(inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-            result = network(inputs)
-            return result, loss(result, targets)
+        def outputs(*batch: Tensor) -> tuple[Tensor, Tensor]:
+            result = network(*batch[:-1])
+            return result, loss(result, batch[-1])
 
         return outputs
 
-    def __call__(self) -> tuple[float, str, float]:
-        """(test loss, name of the metric, its value)."""
+    def __call__(self) -> Scores:
+        """Evaluate on the whole source."""
         self._network.set_train(False)
         try:
-            sums = [self._batch(start) for start in range(0, len(self._labels), BATCH)]
+            counts, sums = [], []
+            for count, batch_sums in self._batches():
+                counts.append(count)
+                sums.append(batch_sums)
         finally:
             self._network.set_train(True)
-        loss, score = (float(total) / len(self._labels) for total in np.sum(sums, axis=0))
-        return loss, "error" if self._reconstructs else "accuracy", score
+        total = sum(counts)
+        means = {name: float(sum(s[name] for s in sums)) / total for name in sums[0]} if total else {"loss": np.nan}
+        return Scores(means.pop("loss"), means or {"accuracy": 0.0}, total)
 
-    def _batch(self, start: int) -> tuple[float, float]:
-        """Sums of loss and metric over the images of one batch."""
-        images = normalise(self._images[start : start + BATCH], self._mean, self._std)
-        labels = self._labels[start : start + BATCH].astype(np.int32)
+    def _batches(self) -> Iterator[tuple[int, dict[str, float]]]:
+        """How many examples count in each batch, and the sums of loss and metrics over them."""
+        for *inputs, labels in self._source.epoch(0):
+            counted = labels >= 0
+            if self._reconstructs:
+                yield int(counted.sum()), self._reconstruction(inputs[0][counted])
+            elif counted.any():
+                yield int(counted.sum()), self._classification(inputs, labels, counted)
+
+    def _classification(self, inputs: list[Any], labels: NDArray[Any], counted: NDArray[Any]) -> dict[str, float]:
+        """Sums of loss, hits, and hits among the five highest scores."""
+        outputs, loss = self._forward(*[Tensor(part) for part in inputs], Tensor(labels.astype(np.int32)))
+        scores, right = outputs.asnumpy()[counted], labels[counted]
+        sums = {"loss": float(loss.asnumpy()) * len(right), "accuracy": float(np.sum(scores.argmax(-1) == right))}
+        if scores.shape[-1] > TOP:
+            highest = np.argpartition(scores, -TOP, axis=-1)[:, -TOP:]
+            sums["top5"] = float(np.sum(highest == right[:, None]))
+        return sums
+
+    def _reconstruction(self, images: NDArray[Any]) -> dict[str, float]:
+        """Sums of loss and squared error."""
         inputs = Tensor(images)
-        outputs, loss = self._forward(inputs, inputs if self._reconstructs else Tensor(labels))
+        outputs, loss = self._forward(inputs, inputs)
         result = outputs.asnumpy()
-        if self._reconstructs:
-            score = np.sum((self._pixels(result) - images.reshape(result.shape)) ** 2)
-        else:
-            score = np.sum(result.argmax(-1) == labels)
-        return float(loss.asnumpy()) * len(labels), float(score)
+        error = np.sum((self._pixels(result) - images.reshape(result.shape)) ** 2)
+        return {"loss": float(loss.asnumpy()) * len(images), "error": float(error)}
 
-    def _pixels(self, outputs: np.ndarray) -> np.ndarray:
+    def _pixels(self, outputs: NDArray[Any]) -> NDArray[Any]:
         """A reconstruction's pixels in 0 to 1."""
         return 1.0 / (1.0 + np.exp(-outputs)) if self._sigmoid else outputs

@@ -5,9 +5,10 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import mindspore as ms
 from mindspore import Tensor, nn, ops
 
 import models
@@ -34,15 +35,23 @@ class PixelCrossEntropy(nn.Cell):
         return (softplus - targets * outputs).sum(-1).mean()
 
 
-def build_network(settings: TrainSettings) -> nn.Cell:
-    """The network that a configuration names."""
+def build_network(settings: TrainSettings, from_data: Mapping[str, Any] | None = None) -> nn.Cell:
+    """The network that a configuration names, in its precision.
+
+    Args:
+        settings: The configuration.
+        from_data: Arguments for the factory that the data decide; the configuration's own win.
+    """
     factory = _factory(settings.network)
+    options = {**(from_data or {}), **settings.network_options}
     try:
-        network = factory(**settings.network_options)
+        network = factory(**options)
     except (TypeError, ValueError) as error:
-        raise UserError(f"network {settings.network} with {settings.network_options}: {error}") from None
+        raise UserError(f"network {settings.network} with {options}: {error}") from None
     if not isinstance(network, nn.Cell):
         raise UserError(f"network {settings.network}: made a {type(network).__name__}, and must make a Cell")
+    if settings.amp != "O0":  # weights stay float32 under their names; MindSpore's cast is inside the layers
+        network = ms.amp.auto_mixed_precision(network, settings.amp, ms.float16)
     return network
 
 

@@ -6,23 +6,38 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from mindspore import Parameter, Tensor, nn
+from mindspore import Tensor, nn
 
 from scripts.errors import UserError
 from scripts.first_order_step import FirstOrderStep
 from scripts.schedules import learning_rate_schedule
 from scripts.settings import ThorSettings, TrainSettings
 
-Step = Callable[[Tensor, Tensor], Tensor]
+Step = Callable[..., Tensor]
+
+
+def _nothing() -> str:
+    """The phase of every step of a first-order optimizer."""
+    return "step"
 
 
 @dataclass(frozen=True)
 class Stepper:
-    """One training step as a function of a batch, and the optimizer whose state it moves."""
+    """One training step as a function of a batch, and the optimizer whose state it moves.
+
+    Attributes:
+        optimizer: Its Parameters are part of a checkpoint.
+        step: Moves the weights by a batch, and gives its loss.
+        history: Refresh decisions of thor.THOR so far; none for the others.
+        phase: What the next step will do; thor.THOR's are plain, curvature and refresh.
+        state: Further Parameters of a checkpoint.
+    """
 
     optimizer: nn.Cell
     step: Step
-    history: Callable[[], list[Any]]  # refresh decisions of thor.THOR so far; none for the others
+    history: Callable[[], list[Any]] = list
+    phase: Callable[[], str] = _nothing
+    state: tuple[nn.Cell, ...] = ()
 
 
 def build_stepper(settings: TrainSettings, network: nn.Cell, loss: nn.Cell, steps_per_epoch: int) -> Stepper:
@@ -43,10 +58,11 @@ def _thor(settings: TrainSettings, network: nn.Cell, loss: nn.Cell, steps_per_ep
     updates_per_epoch = steps_per_epoch / settings.accumulation
     optimizer = thor.THOR(
         network,
-        learning_rate_schedule(own.learning_rate, own.schedule, settings.epochs, updates_per_epoch),
-        _damping(own, updates_per_epoch),
+        thor_rate(settings, updates_per_epoch),
+        thor_damping(own, updates_per_epoch),
         momentum=own.momentum,
         weight_decay=own.weight_decay,
+        params=decay_groups(network, settings, own.weight_decay),
         block_size=own.block_size,
         split=own.split,
         rank=own.rank,
@@ -54,15 +70,38 @@ def _thor(settings: TrainSettings, network: nn.Cell, loss: nn.Cell, steps_per_ep
         interval=_interval(own),
         factor_interval=own.factor_interval,
         factor_decay=own.factor_decay,
-        loss_scale=settings.loss_scale,
+        loss_scale=thor.DynamicLossScale() if settings.loss_scale == "dynamic" else settings.loss_scale,
         clip=own.clip,
         skip=tuple(own.skip),
+        norms=own.norms,
     )
     step = thor.TrainStep(network, loss, optimizer, accumulate=settings.accumulation)
-    return Stepper(optimizer, step, lambda: optimizer.history)
+
+    def phase() -> str:
+        return "refresh" if optimizer.refreshes_now else "curvature" if optimizer.gathers_now else "plain"
+
+    return Stepper(optimizer, step, lambda: optimizer.history, phase)
 
 
-def _damping(own: ThorSettings, updates_per_epoch: float) -> Any:
+def decay_groups(network: nn.Cell, settings: TrainSettings, decay: float) -> Any:
+    """Weights as optimizers take them: all alike, or those of one dimension (biases, normalisation) without decay."""
+    weights = network.trainable_params()
+    if settings.decay_all or not decay:
+        return weights
+    groups = [
+        {"params": [weight for weight in weights if weight.ndim > 1], "weight_decay": decay},
+        {"params": [weight for weight in weights if weight.ndim <= 1], "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def thor_rate(settings: TrainSettings, updates_per_epoch: float) -> Callable[[int], float]:
+    """The learning rate of thor.THOR over updates."""
+    own = settings.thor
+    return learning_rate_schedule(own.learning_rate, own.schedule, settings.epochs, updates_per_epoch)
+
+
+def thor_damping(own: ThorSettings, updates_per_epoch: float) -> Any:
     """A constant, or the published exponential decay."""
     from thor.schedules import ExponentialDamping
 
@@ -95,12 +134,13 @@ def _first_order(settings: TrainSettings, network: nn.Cell, loss: nn.Cell, steps
     updates_per_epoch = steps_per_epoch / settings.accumulation
     rate = learning_rate_schedule(own.learning_rate, own.schedule, settings.epochs, updates_per_epoch)
     rates = [rate(update) for update in range(max(1, int(updates_per_epoch * settings.epochs)))]
-    optimizer = _optimizer(settings.optimizer, own, network.trainable_params(), rates)
-    return Stepper(optimizer, FirstOrderStep(network, loss, optimizer, settings), list)
+    optimizer = _optimizer(settings.optimizer, own, decay_groups(network, settings, own.weight_decay), rates)
+    step = FirstOrderStep(network, loss, optimizer, settings)
+    return Stepper(optimizer, step, state=(step.state,))
 
 
-def _optimizer(name: str, own: Any, weights: list[Parameter], rates: list[float]) -> nn.Optimizer:
-    """The optimizer of that name, one learning rate an update."""
+def _optimizer(name: str, own: Any, weights: Any, rates: list[float]) -> nn.Optimizer:
+    """The optimizer of that name over weights or groups of them, one learning rate an update."""
     import first_order
 
     if name == "momentum":

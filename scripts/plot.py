@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -26,7 +26,27 @@ Lines = list[dict[str, Any]]
 
 MARKS = {"UPDATE": ("o", 5.0), "KEEP": ("|", 9.0), "STOP": ("X", 10.0)}  # marker, size
 STYLES = ("-", "--", ":", "-.")
+X_AXES = (("epoch", "epoch"), ("seconds", "training time, seconds"))
 SMOOTHING = 0.7  # share of the past in the running mean of the step losses
+
+
+class Metric(NamedTuple):
+    """How a metric of the test set is shown."""
+
+    title: str
+    factor: float
+    higher_is_better: bool
+
+    def shown(self, value: float) -> str:
+        """A value in words."""
+        return f"{value:.2%}" if self.higher_is_better else f"{value:.4g}"
+
+
+# By their names in the lines of a run; a run has one of them.
+METRICS_OF_TEST = {
+    "test_accuracy": Metric("Test accuracy, %", 100.0, True),
+    "test_error": Metric("Test squared error an image", 1.0, False),
+}
 
 
 def plot(folders: Sequence[Path], path: Path) -> None:
@@ -39,7 +59,7 @@ def plot(folders: Sequence[Path], path: Path) -> None:
     rows = 2 + len(refreshed)
     figure = pyplot.figure(figsize=(11, 3.6 * rows), layout="constrained")
     grid = figure.add_gridspec(rows, 2)
-    for column, (x, label) in enumerate((("epoch", "epoch"), ("seconds", "training time, seconds"))):
+    for column, (x, label) in enumerate(X_AXES):
         _losses(figure.add_subplot(grid[0, column]), runs, x, label)
         _scores(figure.add_subplot(grid[1, column]), runs, x, label)
     for row, (name, lines) in enumerate(refreshed.items(), start=2):
@@ -75,20 +95,29 @@ def _smoothed(values: Sequence[float]) -> list[float]:
 
 
 def _scores(axes: Axes, runs: dict[str, Lines], x: str, label: str) -> None:
-    """Test accuracy, or the squared error of a reconstruction, after each epoch."""
-    title = "Test accuracy, %"
+    """Test accuracy, or the squared error of a reconstruction, after each evaluation."""
+    metric = METRICS_OF_TEST["test_accuracy"]
     for number, (name, lines) in enumerate(runs.items()):
-        epochs = [line for line in _of(lines, "epoch") if "test_loss" in line]
-        key, factor = (
-            ("test_accuracy", 100.0) if any("test_accuracy" in line for line in epochs) else ("test_error", 1.0)
-        )
-        title = title if key == "test_accuracy" else "Test squared error an image"
-        scores = [factor * line[key] for line in epochs]
-        axes.plot([line[x] for line in epochs], scores, STYLES[number % 4], marker="o", label=name, linewidth=1.6)
-    axes.set(xlabel=label, ylabel=title, title=title.partition(",")[0])
+        found = [line for line in lines if line["kind"] in ("epoch", "eval") and "test_loss" in line]
+        key = next((key for key in METRICS_OF_TEST if any(key in line for line in found)), "test_accuracy")
+        metric = METRICS_OF_TEST[key]
+        scores = [metric.factor * line[key] for line in found]
+        style: dict[str, Any] = {"marker": "o", "markersize": 4, "linewidth": 1.6}
+        axes.plot([line[x] for line in found], scores, STYLES[number % 4], label=name, **style)
+    axes.set(xlabel=label, ylabel=metric.title, title=metric.title.partition(",")[0])
     if x == "epoch":
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     _tidy(axes)
+
+
+def draw_scores(runs: dict[str, Lines], path: Path) -> None:
+    """The metric of the test set over epochs and over seconds, side by side."""
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(12, 4.6), layout="constrained")
+    for axes, (x, label) in zip((left, right), X_AXES, strict=True):
+        _scores(axes, runs, x, label)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=130)
+    pyplot.close(figure)
 
 
 def _traces(axes: Axes, name: str, decisions: Lines) -> None:

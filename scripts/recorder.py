@@ -1,7 +1,8 @@
-"""What a run leaves to read: metrics.jsonl, one line an event, and summary.json, made from it."""
+"""What a run leaves to read: metrics.jsonl, one line an event, the same as CSV, and summary.json, made from it."""
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import statistics
@@ -9,28 +10,49 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from scripts.errors import UserError
+
 METRICS = "metrics.jsonl"
 SUMMARY = "summary.json"
 DECISIONS = ("UPDATE", "KEEP", "STOP")
+
+# The CSV files, which kinds of lines go into each, and its columns: a table has the same ones from the first line on.
+TABLES = {
+    "metrics.csv": (
+        ("step", "eval", "epoch"),
+        ("kind", "step", "epoch", "seconds", "loss", "ms_per_step", "train_loss")
+        + ("test_loss", "test_accuracy", "test_top5", "test_error"),
+    ),
+    "refreshes.csv": (("refresh",), ("step", "layer", "trace", "change", "decision")),
+}
 
 Line = dict[str, Any]
 
 
 class Recorder:
-    """Appends lines to a run's metrics.jsonl; each has `kind`: step, epoch or refresh."""
+    """Appends lines to a run's files; each has `kind`: step, eval, epoch or refresh."""
 
-    def __init__(self, folder: Path, resume_at: int | None = None) -> None:
-        """Start a new file, or go on behind the lines of step `resume_at`."""
-        path = folder / METRICS
+    def __init__(self, folder: Path, resume_at: int | None = None, tensorboard: bool = False) -> None:
+        """Start new files, or go on behind the lines of step `resume_at`."""
         kept = [line for line in read_metrics(folder) if line["step"] <= resume_at] if resume_at is not None else []
+        path = folder / METRICS
         temporary = path.with_suffix(".writing")
         temporary.write_text("".join(json.dumps(line) + "\n" for line in kept))
         os.replace(temporary, path)
         self._file = path.open("a")
+        self._tables = [_Table(folder / name, *about) for name, about in TABLES.items()]
+        for line in kept:
+            for table in self._tables:
+                table.write(line)
+        self._board = _board(folder, resume_at) if tensorboard else None
 
     def step(self, **values: Any) -> None:
         """A training step: step, epoch, loss, ms_per_step, seconds."""
         self._write({"kind": "step", **values})
+
+    def evaluation(self, **values: Any) -> None:
+        """An evaluation within an epoch: step, epoch, test_loss, test_accuracy ..., seconds."""
+        self._write({"kind": "eval", **values})
 
     def epoch(self, **values: Any) -> None:
         """An epoch: step, epoch, train_loss, test_loss, test_accuracy or test_error, seconds."""
@@ -43,17 +65,65 @@ class Recorder:
         self._write({"kind": "refresh", **values, "change": change, "decision": record.decision.name})
 
     def flush(self) -> None:
-        """Bring all lines to the file."""
+        """Bring all lines to the files."""
         self._file.flush()
+        for table in self._tables:
+            table.file.flush()
+        if self._board is not None:
+            self._board.flush()
 
     def close(self) -> None:
-        """Flush, and close the file."""
+        """Flush, and close the files."""
         self._file.close()
+        for table in self._tables:
+            table.file.close()
+        if self._board is not None:
+            self._board.close()
 
     def _write(self, line: Line) -> None:
         self._file.write(json.dumps(line) + "\n")
+        for table in self._tables:
+            table.write(line)
+        if self._board is not None:
+            _to_board(self._board, line)
         if line["kind"] == "epoch":
             self.flush()
+
+
+class _Table:
+    """One CSV file."""
+
+    def __init__(self, path: Path, kinds: tuple[str, ...], columns: tuple[str, ...]) -> None:
+        self.file = path.open("w", newline="")
+        self._kinds = kinds
+        self._writer = csv.DictWriter(self.file, columns, restval="", extrasaction="ignore")
+        self._writer.writeheader()
+
+    def write(self, line: Line) -> None:
+        """A line, if it is of the kinds that the table is for."""
+        if line["kind"] in self._kinds:
+            self._writer.writerow(line)
+
+
+def _board(folder: Path, resume_at: int | None) -> Any:
+    """TensorBoard's writer; points behind the step to resume at are hidden there."""
+    try:
+        from tensorboardX import SummaryWriter
+    except ModuleNotFoundError:
+        raise UserError(
+            "tensorboard = true needs tensorboardX: pip install tensorboardX (or the extra 'tensorboard')"
+        ) from None
+    return SummaryWriter(str(folder / "tensorboard"), purge_step=None if resume_at is None else resume_at + 1)
+
+
+def _to_board(board: Any, line: Line) -> None:
+    """The numbers of a line as scalars over steps."""
+    if line["kind"] == "refresh":
+        board.add_scalar(f"trace/{line['layer']}", line["trace"], line["step"])
+        return
+    for key in ("loss", "ms_per_step", "train_loss", "test_loss", "test_accuracy", "test_top5", "test_error"):
+        if key in line:
+            board.add_scalar(key, line[key], line["step"])
 
 
 def read_metrics(folder: Path) -> list[Line]:

@@ -11,8 +11,17 @@ from scripts.settings import Schedule
 def learning_rate_schedule(
     initial: float, schedule: Schedule, epochs: int, updates_per_epoch: float
 ) -> Callable[[int], float]:
-    """The learning rate as a function of the update, counted from 0; the first update has the full rate."""
+    """The learning rate as a function of the update, counted from 0; the first update has the full rate.
+
+    The published shape `thor` alone begins one update later: it takes the epoch that an update ends in.
+    """
     end_epoch = schedule.end_epoch or float(epochs)
+    if schedule.shape == "thor":
+        from thor.schedules import PolynomialRate
+
+        return PolynomialRate(
+            initial, schedule.power, end_epoch, max(1, round(updates_per_epoch)), tuple(schedule.halve_at)
+        )
 
     def rate(update: int) -> float:
         epoch = update / updates_per_epoch

@@ -40,18 +40,29 @@ class Schedule(Settings):
     """How a learning rate moves from its initial value over the run, in epochs.
 
     Attributes:
-        shape: `polynomial` is (1 - epoch / end_epoch)^power.
-        power: Exponent of `polynomial`.
+        shape: `polynomial` is (1 - epoch / end_epoch)^power. `thor` is the same as THOR's authors count it, at the
+            epoch that a step ends in, and halved at each epoch of `halve_at`.
+        power: Exponent of `polynomial` and `thor`.
         end_epoch: Where the shape reaches its end; the run's last epoch unless given.
         final: Share of the initial value that the shape ends at.
         warmup_epochs: The rate rises linearly from zero over so many epochs first.
     """
 
-    shape: Literal["constant", "linear", "cosine", "polynomial"] = "cosine"
+    shape: Literal["constant", "linear", "cosine", "polynomial", "thor"] = "cosine"
     power: Positive = 2.0
     end_epoch: Positive | None = None
     final: Share = 0.0
     warmup_epochs: NonNegative = 0.0
+    halve_at: list[Positive] = []
+
+    @model_validator(mode="after")
+    def _published(self) -> Schedule:
+        """The published shape has no warm-up and ends at zero."""
+        if self.shape == "thor" and (self.warmup_epochs or self.final):
+            raise ValueError("the shape thor has neither warmup_epochs nor final")
+        if self.shape != "thor" and self.halve_at:
+            raise ValueError(f"halve_at belongs to the shape thor, and the shape is {self.shape}")
+        return self
 
 
 NamedSchedule = Annotated[Schedule, _from_name("shape")]
@@ -111,6 +122,7 @@ class ThorSettings(Settings):
         factor_interval: Steps between curvature steps; None leaves it to the optimizer.
         clip: Bound on the norm of a step; None for no bound.
         skip: Patterns of layer names that keep their plain gradient.
+        norms: Whether normalisation layers are preconditioned too, by their diagonal Fisher.
     """
 
     learning_rate: Positive = 0.05
@@ -128,6 +140,7 @@ class ThorSettings(Settings):
     weight_decay: NonNegative = 0.0
     clip: Positive | None = None
     skip: list[str] = []
+    norms: bool = False
 
 
 class MomentumSettings(Settings):
@@ -164,23 +177,83 @@ class AdafactorSettings(Settings):
     weight_decay: NonNegative = 0.0
 
 
+IN_MEMORY = ("fashion_mnist", "cifar10", "cifar100")
+PHOTOGRAPHS = ("imagenet", "mindrecord", "imagenet_samples")
+
+# Settings of DataSettings that mean something only for these kinds of sets.
+_ONLY_FOR = {
+    "train_size": (*IN_MEMORY, "text"),
+    "test_size": (*IN_MEMORY, "text"),
+    "crop": IN_MEMORY,
+    "flip": IN_MEMORY,
+    "augment": PHOTOGRAPHS,
+    "size": PHOTOGRAPHS,
+    "strict": PHOTOGRAPHS,
+    "workers": PHOTOGRAPHS,
+    "length": ("text",),
+    "vocabulary": ("text",),
+    "held_out": ("text",),
+}
+
+
 class DataSettings(Settings):
     """The data set and how it is fed.
 
     Attributes:
+        name: `imagenet` is a folder of JPEGs, `mindrecord` the same converted; `imagenet_samples` are the twenty
+            photographs of a package, for demonstrations; `text` is any plain text, Austen's novels without a folder.
         folder: Where its files are; found or fetched unless given.
-        train_size: Only the first so many training images.
-        test_size: Only the first so many test images.
+        train_size: Only the first so many training examples (in memory: images; text: sequences).
+        test_size: Only the first so many test examples.
         crop: Random shift of training images, in pixels.
         flip: Half of the training images are mirrored.
+        augment: Photographs: random crops and mirroring; false for the middle of each image.
+        size: Photographs: height and width of what the network is shown.
+        strict: Photographs: an unreadable one ends the run; it is skipped and counted otherwise.
+        workers: Photographs: threads that decode; as many as there are processors unless given.
+        length: Text: tokens of a sequence.
+        vocabulary: Text: word pieces at most.
+        held_out: Text: the document to evaluate on; the last twentieth of each unless given.
+        rank: Which of the shards of each global batch this process trains on.
+        ranks: Processes that share the training set; each evaluates on the whole test set.
     """
 
-    name: Literal["fashion_mnist"] = "fashion_mnist"
+    name: Literal["fashion_mnist", "cifar10", "cifar100", "imagenet", "mindrecord", "text", "imagenet_samples"] = (
+        "fashion_mnist"
+    )
     folder: str | None = None
     train_size: Count | None = None
     test_size: Count | None = None
     crop: Annotated[int, Field(ge=0, le=14)] = 0
     flip: bool = False
+    augment: bool = True
+    size: Annotated[int, Field(ge=16)] = 224
+    strict: bool = False
+    workers: Count | None = None
+    length: Annotated[int, Field(ge=8)] = 128
+    vocabulary: Annotated[int, Field(ge=100)] = 8000
+    held_out: str | None = None
+    rank: Annotated[int, Field(ge=0)] = 0
+    ranks: Count = 1
+
+    @model_validator(mode="after")
+    def _fitting(self) -> DataSettings:
+        """Settings of another kind of set are no typing errors to be passed over."""
+        for key, sets in _ONLY_FOR.items():
+            if getattr(self, key) != type(self).model_fields[key].default and self.name not in sets:
+                raise ValueError(f"{key} has no meaning for {self.name}; it is for {', '.join(sets)}")
+        if self.rank >= self.ranks:
+            raise ValueError(f"rank must be 0 to {self.ranks - 1} with ranks = {self.ranks}, and is {self.rank}")
+        return self
+
+
+def _loss_scale(value: Any) -> float | str:
+    """A fixed factor, or `dynamic`."""
+    if value == "dynamic":
+        return "dynamic"
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value < float("inf"):
+        raise ValueError("must be a number >= 1, or dynamic")
+    return float(value)
 
 
 class TrainSettings(Settings):
@@ -192,9 +265,18 @@ class TrainSettings(Settings):
         loss: The two last compare the network's output with its own input, as an autoencoder needs.
         batch_size: Examples a step.
         accumulation: Steps whose gradients are averaged into one update.
+        amp: Mixed precision as mindspore.amp has it: O0 none, O2 float16 but for normalisation, O3 all of it.
+        loss_scale: Factor on the loss while gradients are computed, against underflow: fixed, or `dynamic`.
+        decay_all: Weight decay acts on biases and normalisation too; false leaves out all weights of one dimension.
+        clip_norm: Bound on the norm of all gradients together (first-order optimizers; THOR has thor.clip).
+        ema: Share of the past in a running average of the weights, which is then what is evaluated; 0 for none.
         checkpoint_every: Steps between checkpoints, besides the one after each epoch; 0 for none.
+        keep: Newest checkpoints that are kept, besides the best one.
         eval_every: Epochs between evaluations on the test set.
+        eval_every_steps: Steps between further evaluations; 0 for none.
+        eval_batch_size: Examples a batch of evaluation; 1000 where the set is in memory, else batch_size.
         log_every: Steps between lines in metrics.jsonl.
+        tensorboard: Also write event files for TensorBoard (needs tensorboardX).
         out: Folder of the run.
     """
 
@@ -212,13 +294,32 @@ class TrainSettings(Settings):
     momentum: MomentumSettings = MomentumSettings()
     adam: AdamSettings = AdamSettings()
     adafactor: AdafactorSettings = AdafactorSettings()
-    loss_scale: Annotated[float, Field(ge=1)] = 1.0
+    amp: Literal["O0", "O2", "O3"] = "O0"
+    loss_scale: Annotated[float | str, PlainValidator(_loss_scale)] = 1.0
+    decay_all: bool = True
+    clip_norm: Positive | None = None
+    ema: Share = 0.0
     device: Literal["auto", "CPU", "GPU", "Ascend"] = "auto"
     mode: Literal["graph", "pynative"] = "graph"
     out: str = "runs/train"
     checkpoint_every: Annotated[int, Field(ge=0)] = 0
+    keep: Count = 2
     eval_every: Count = 1
+    eval_every_steps: Annotated[int, Field(ge=0)] = 0
+    eval_batch_size: Count | None = None
     log_every: Count = 50
+    tensorboard: bool = False
+
+    @model_validator(mode="after")
+    def _consistent(self) -> TrainSettings:
+        """What is refused only in combination."""
+        if self.clip_norm is not None and self.optimizer == "thor":
+            raise ValueError("clip_norm is for first-order optimizers; with thor use thor.clip, the bound on its step")
+        if self.loss_scale == "dynamic" and self.accumulation > 1 and self.optimizer != "thor":
+            raise ValueError("loss_scale = dynamic with accumulation > 1 needs the optimizer thor; give a fixed one")
+        if self.reconstructs and self.data.name not in IN_MEMORY:
+            raise ValueError(f"loss = {self.loss} reconstructs images in memory, and data.name is {self.data.name}")
+        return self
 
     @property
     def reconstructs(self) -> bool:

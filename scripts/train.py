@@ -1,8 +1,10 @@
 """Train a network: python scripts/train.py --config scripts/config/NAME.yaml [--key value ...] [--resume].
 
 Any setting can be given as --key value, those of a block with a dot: --optimizer adam --adam.learning_rate 3e-4.
-A run leaves config.yaml, metrics.jsonl, summary.json and its checkpoints in the folder --out. Ctrl-C ends it after the
-step under way, with a checkpoint; --resume goes on from the last one, to the same numbers as without the break.
+A run leaves config.yaml, metrics.jsonl (and as CSV), summary.json and its checkpoints in the folder --out. Ctrl-C,
+SIGTERM or a file called `stop` in that folder ends it after the step under way, with a checkpoint; --resume goes on
+from the last one, to the same numbers as without the break. --resume auto does so if there is a checkpoint and starts
+otherwise: the one command for a job that may be killed and started again. --dry-run says what would happen.
 """
 
 from __future__ import annotations
@@ -29,9 +31,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise UserError("--config is needed, such as --config scripts/config/quickstart_thor.yaml (--help tells more)")
     settings = load_config(options.config, overrides)
 
+    if options.dry_run:
+        from scripts.dry_run import show
+
+        show(settings)
+        return 0
+
     from scripts.training import CONFIG, train
 
-    run = train(settings, resume=options.resume)
+    run = train(settings, resume={"no": False, "last": True}.get(options.resume, options.resume))
     if run.finished:
         print(f"results are in {run.folder}")
         return 0
@@ -46,7 +54,15 @@ def _parser() -> argparse.ArgumentParser:
         prog="train.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("--config", type=Path, metavar="FILE", help="settings in YAML; the defaults otherwise")
-    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint in the folder --out")
+    parser.add_argument(
+        "--resume",
+        nargs="?",
+        const="last",
+        default="no",
+        choices=("last", "auto"),
+        help="go on from the last checkpoint in the folder --out; auto: start if there is none",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="say what would be trained, and where files would go")
     return parser
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import platform
-import signal
+import resource
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,28 +16,23 @@ from mindspore import Tensor, nn
 from rich.console import Console
 
 from scripts import checkpoint
+from scripts.averages import WeightAverage
+from scripts.build import build, make_convolutions_fast, whole_steps
 from scripts.checkpoint import Position
 from scripts.config import differences, load_config, save_config
-from scripts.data import fashion_mnist
-from scripts.data.batches import Batches
 from scripts.errors import UserError
-from scripts.evaluation import Evaluator
-from scripts.networks import build_loss, build_network
+from scripts.evaluation import Evaluator, Scores
+from scripts.feeds import Feeds
 from scripts.optimizers import Stepper, build_stepper
+from scripts.phases import Phases
 from scripts.progress import ProgressDisplay
 from scripts.recorder import Recorder, write_summary
 from scripts.settings import TrainSettings
+from scripts.stopping import Interrupt, asking_to_end
 
 CONFIG = "config.yaml"
 CHECKPOINTS = "checkpoints"
-PIXEL_MEAN, PIXEL_STD = 0.2860, 0.3530  # of Fashion-MNIST's training images
-
-
-@dataclass
-class Interrupt:
-    """Whether the user has asked the run to end."""
-
-    requested: bool = False
+AUTO = "auto"
 
 
 @dataclass
@@ -47,36 +42,52 @@ class Run:
     settings: TrainSettings
     folder: Path
     device: str
+    feeds: Feeds
     network: nn.Cell
     stepper: Stepper
-    batches: Batches
     evaluator: Evaluator
+    average: WeightAverage | None
     console: Console
     position: Position = field(default_factory=Position)
+    phases: Phases = field(default_factory=Phases)
     finished: bool = False
 
     @property
     def steps_per_epoch(self) -> int:
         """Steps an epoch: whole batches, and whole groups of `accumulation` of them."""
-        return whole_steps(self.settings, len(self.batches))
+        return whole_steps(self.settings, len(self.feeds.train))
+
+    @property
+    def cells(self) -> tuple[nn.Cell, ...]:
+        """Whose Parameters make a checkpoint."""
+        return (self.network, self.stepper.optimizer, *self.stepper.state, *([self.average] if self.average else []))
 
 
-def train(settings: TrainSettings, resume: bool = False, console: Console | None = None) -> Run:
-    """Train as the settings say. The run's `finished` is False if the user has ended it early."""
+def train(settings: TrainSettings, resume: bool | str = False, console: Console | None = None) -> Run:
+    """Train as the settings say. The run's `finished` is False if the user has ended it early.
+
+    Args:
+        settings: The configuration.
+        resume: Go on from the last checkpoint in the run's folder; "auto" does so if there is one, and starts if not.
+        console: Where progress is shown.
+    """
     folder = Path(settings.out)
+    if resume == AUTO:
+        resume = bool(checkpoint.complete(folder / CHECKPOINTS))
     if resume:
         _check_same(settings, folder)
     run = _prepare(settings, folder, console or Console())
     if resume:
-        run.position = checkpoint.load_last(folder / CHECKPOINTS, run.network, run.stepper.optimizer)
+        run.position = checkpoint.load_last(folder / CHECKPOINTS, run.cells)
+        run.phases.restore(run.position.phases)
     else:
         folder.mkdir(parents=True, exist_ok=True)
         checkpoint.clear(folder / CHECKPOINTS)
         (folder / "summary.json").unlink(missing_ok=True)
         save_config(settings, folder / CONFIG)
-    recorder = Recorder(folder, run.position.step if resume else None)
+    recorder = Recorder(folder, run.position.step if resume else None, settings.tensorboard)
     try:
-        with _asking_to_end() as interrupt:
+        with asking_to_end(folder) as interrupt:
             _loop(run, recorder, interrupt)
     except FloatingPointError as error:
         raise UserError(f"{settings.optimizer}, after step {run.position.step}: {error}") from error
@@ -84,17 +95,6 @@ def train(settings: TrainSettings, resume: bool = False, console: Console | None
         recorder.close()
     write_summary(folder, _about(run))
     return run
-
-
-def whole_steps(settings: TrainSettings, batches: int) -> int:
-    """Steps an epoch, a multiple of the accumulation; an error where there is none."""
-    steps = batches // settings.accumulation * settings.accumulation
-    if steps == 0:
-        raise UserError(
-            f"batch_size = {settings.batch_size} with accumulation = {settings.accumulation}: "
-            f"the training images make only {batches} batches an epoch"
-        )
-    return steps
 
 
 def _check_same(settings: TrainSettings, folder: Path) -> None:
@@ -109,69 +109,26 @@ def _check_same(settings: TrainSettings, folder: Path) -> None:
 
 def _prepare(settings: TrainSettings, folder: Path, console: Console) -> Run:
     """Data, network and optimizer of a run."""
-    device = _select_device(settings)
-    ms.set_context(mode=ms.GRAPH_MODE if settings.mode == "graph" else ms.PYNATIVE_MODE)
-    ms.set_seed(settings.seed)
-    data = fashion_mnist.resolve(settings.data.folder)
-    train_set, test_set = (fashion_mnist.load(data, part) for part in ("train", "test"))
-    mean, std = (0.0, 1.0) if settings.reconstructs else (PIXEL_MEAN, PIXEL_STD)
-    batches = Batches(
-        images=train_set.images[: settings.data.train_size],
-        labels=train_set.labels[: settings.data.train_size],
-        batch_size=settings.batch_size,
-        seed=settings.seed,
-        mean=mean,
-        std=std,
-        crop=settings.data.crop,
-        flip=settings.data.flip,
-    )
-    network = build_network(settings)
-    network.set_train()
-    loss = build_loss(settings)
+    parts = build(settings)
     if settings.optimizer != "thor":
-        from thor.device import fast_convolutions
-
-        fast_convolutions(network)
-    stepper = build_stepper(settings, network, loss, whole_steps(settings, len(batches)))
-    evaluator = Evaluator(network, loss, test_set, mean, std, settings)
-    return Run(settings, folder, device, network, stepper, batches, evaluator, console)
-
-
-def _select_device(settings: TrainSettings) -> str:
-    """Set MindSpore's target."""
-    import thor
-
-    try:
-        return thor.device.select(settings.device)
-    except ValueError as error:
-        raise UserError(str(error)) from error
-
-
-@contextmanager
-def _asking_to_end() -> Iterator[Interrupt]:
-    """Within, SIGINT and SIGTERM only ask the loop to end after its step; a second SIGINT ends it at once."""
-    interrupt = Interrupt()
-
-    def ask(number: int, frame: Any) -> None:
-        if interrupt.requested and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        interrupt.requested = True
-
-    previous = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield interrupt
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+        make_convolutions_fast(parts.network)
+    steps = whole_steps(settings, len(parts.feeds.train))
+    stepper = build_stepper(settings, parts.network, parts.loss, steps)
+    evaluator = Evaluator(parts.network, parts.loss, parts.feeds.test, settings)
+    average = WeightAverage(parts.network, settings.ema, settings.mode == "graph") if settings.ema else None
+    return Run(settings, folder, parts.device, parts.feeds, parts.network, stepper, evaluator, average, console)
 
 
 def _loop(run: Run, recorder: Recorder, interrupt: Interrupt) -> None:
     """Epochs from where the run stands to its end."""
     settings, done = run.settings, run.position.step
-    with ProgressDisplay(settings.optimizer, settings.epochs, run.steps_per_epoch, done, run.console) as display:
+    unit = "seq/s" if settings.data.name == "text" else "img/s"
+    display = ProgressDisplay(settings.optimizer, settings.epochs, run.steps_per_epoch, done, run.console, unit)
+    with display:
         while run.position.epoch < settings.epochs:
             if not _epoch(run, recorder, display, interrupt):
                 recorder.flush()
+                interrupt.done()
                 return
             _end_of_epoch(run, recorder, display)
     run.finished = True
@@ -180,35 +137,46 @@ def _loop(run: Run, recorder: Recorder, interrupt: Interrupt) -> None:
 def _epoch(run: Run, recorder: Recorder, display: ProgressDisplay, interrupt: Interrupt) -> bool:
     """The steps that are left of the epoch under way; False if the user ended it."""
     settings, epoch = run.settings, run.position.epoch
-    batches = run.batches.epoch(epoch, run.position.step_in_epoch)
     decided = len(run.stepper.history())
-    for images, labels in batches:
-        if run.position.step_in_epoch == run.steps_per_epoch:
-            break
+    if run.position.step_in_epoch == run.steps_per_epoch:  # ended by the user just before the evaluation
+        return True
+    batches = run.phases.timed("data", run.feeds.train.epoch(epoch, run.position.step_in_epoch))
+    for batch in batches:
+        phase = run.stepper.phase()
         begin = time.perf_counter()
-        inputs = Tensor(images)
-        loss = float(run.stepper.step(inputs, inputs if settings.reconstructs else Tensor(labels)).asnumpy())
+        inputs = [Tensor(part) for part in batch[:-1]]
+        target = inputs[0] if settings.reconstructs else Tensor(batch[-1])
+        loss = float(run.stepper.step(*inputs, target).asnumpy())
         seconds = time.perf_counter() - begin
+        run.phases.add(phase, seconds)
         run.position = _moved(run.position, loss, seconds)
+        step, whole = run.position.step, run.position.step % settings.accumulation == 0
+        if run.average and whole:
+            with run.phases.measure("average"):
+                run.average.update(step // settings.accumulation - 1)
         decided = _record(run, recorder, loss, seconds, decided)
-        display.step(run.position.step, epoch + 1, loss, 1e3 * seconds)
-        whole = run.position.step % settings.accumulation == 0
-        if interrupt.requested and whole:
+        display.step(step, epoch + 1, loss, 1e3 * seconds, settings.batch_size / seconds)
+        last = run.position.step_in_epoch == run.steps_per_epoch
+        asked = interrupt.requested
+        if whole and not last and settings.eval_every_steps and step % settings.eval_every_steps == 0:
+            _evaluate_within(run, recorder, display)
+        elif whole and (asked or (settings.checkpoint_every and step % settings.checkpoint_every == 0)):
             _save(run, recorder)
+        if asked and whole:
             return False
-        if settings.checkpoint_every and run.position.step % settings.checkpoint_every == 0 and whole:
-            _save(run, recorder)
+        if last:
+            break
     return True
 
 
 def _moved(position: Position, loss: float, seconds: float) -> Position:
-    """The position after one more step."""
+    """The position after one more step. A skipped step's loss (dynamic loss scale) may be no number."""
     return replace(
         position,
         step=position.step + 1,
         step_in_epoch=position.step_in_epoch + 1,
         seconds=position.seconds + seconds,
-        loss_sum=position.loss_sum + loss,
+        loss_sum=position.loss_sum + (loss if math.isfinite(loss) else 0.0),
     )
 
 
@@ -229,29 +197,50 @@ def _record(run: Run, recorder: Recorder, loss: float, seconds: float, decided: 
     return len(history)
 
 
+def _evaluate(run: Run) -> Scores:
+    """Scores on the test set, of the averaged weights if there are any; the best ones are remembered."""
+    with run.phases.measure("evaluation"), run.average.in_place() if run.average else nullcontext():
+        scores = run.evaluator()
+    if scores.better_than(run.position.best):
+        run.position = replace(run.position, best=scores.metric[1], best_step=run.position.step)
+    return scores
+
+
+def _evaluate_within(run: Run, recorder: Recorder, display: ProgressDisplay) -> None:
+    """An evaluation within an epoch, and a checkpoint, which may be the best."""
+    scores, position = _evaluate(run), run.position
+    epoch = round(position.step / run.steps_per_epoch, 4)
+    recorder.evaluation(step=position.step, epoch=epoch, **scores.named(), seconds=round(position.seconds, 3))
+    _save(run, recorder)
+    display.evaluation(position.step, scores.metric)
+
+
 def _end_of_epoch(run: Run, recorder: Recorder, display: ProgressDisplay) -> None:
     """Evaluate, record, and make a checkpoint of the epoch just completed."""
     settings = run.settings
     train_loss = run.position.loss_sum / run.position.step_in_epoch
     position = replace(run.position, epoch=run.position.epoch + 1, step_in_epoch=0, loss_sum=0.0)
-    run.position = replace(position, seed=settings.seed)
-    results: dict[str, float] = {}
-    metric = None
+    run.position = position = replace(position, seed=settings.seed)
+    scores = None
     if position.epoch % settings.eval_every == 0 or position.epoch == settings.epochs:
-        test_loss, name, value = run.evaluator()
-        results = {"test_loss": test_loss, f"test_{name}": value}
-        metric = (name, value)
+        scores = _evaluate(run)
     recorder.epoch(
-        step=position.step, epoch=position.epoch, train_loss=train_loss, **results, seconds=round(position.seconds, 3)
+        step=position.step,
+        epoch=position.epoch,
+        train_loss=train_loss,
+        **(scores.named() if scores else {}),
+        seconds=round(position.seconds, 3),
     )
     _save(run, recorder)
-    display.epoch(position.epoch, train_loss, metric, position.seconds)
+    display.epoch(position.epoch, train_loss, scores.metric if scores else None, position.seconds)
 
 
 def _save(run: Run, recorder: Recorder) -> None:
     """A checkpoint, with all lines up to it in the metrics file."""
     recorder.flush()
-    checkpoint.save(run.folder / CHECKPOINTS, run.network, run.stepper.optimizer, run.position)
+    run.position = replace(run.position, phases=run.phases.sums())
+    with run.phases.measure("checkpoint"):
+        checkpoint.save(run.folder / CHECKPOINTS, run.cells, run.position, run.settings.keep)
 
 
 def _about(run: Run) -> dict[str, Any]:
@@ -259,6 +248,7 @@ def _about(run: Run) -> dict[str, Any]:
     return {
         "optimizer": run.settings.optimizer,
         "network": run.settings.network,
+        "data": run.settings.data.name,
         "finished": run.finished,
         "weights": sum(weight.size for weight in run.network.trainable_params()),
         "batch_size": run.settings.batch_size,
@@ -267,4 +257,22 @@ def _about(run: Run) -> dict[str, Any]:
         "mode": run.settings.mode,
         "mindspore": ms.__version__,
         "python": platform.python_version(),
+        "best": {"step": run.position.best_step, "value": run.position.best},
+        "unreadable_images": run.feeds.unreadable(),
+        "phases": run.phases.sums(),
+        "memory": memory(run.network, run.stepper.optimizer, run.average),
+    }
+
+
+def memory(network: nn.Cell, optimizer: nn.Cell, average: nn.Cell | None = None) -> dict[str, Any]:
+    """Bytes of the weights, of the optimizer's state, of thor.THOR's curvature per layer, and the process's peak."""
+    weights = {id(parameter): parameter.nbytes for parameter in network.get_parameters()}
+    state = sum(p.nbytes for p in optimizer.get_parameters() if id(p) not in weights)
+    layers: dict[str, int] = optimizer.memory() if hasattr(optimizer, "layers") else {}  # thor.THOR alone
+    return {
+        "weights": sum(weights.values()),
+        "optimizer": state,
+        "average": sum(p.nbytes for p in average.get_parameters()) if average else 0,
+        "curvature": layers,
+        "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }

@@ -303,3 +303,15 @@ def choose_command(
             _say(f"block size {crossing.chosen}: {crossing.reason}")
         else:
             _say(f"block size {crossing.chosen}: the curves cross at ({crossing.dim:.0f}, {crossing.share:.2f})")
+
+
+@app.command("report")
+def report_command(
+    run: Annotated[Path, typer.Argument(help="folder of a training run, with its metrics.jsonl")],
+    out: Annotated[Path | None, typer.Option(help="where the page goes; report.html in the folder")] = None,
+) -> None:
+    """Make one HTML page of a run: curves, refresh decisions, time, memory, configuration."""
+    with _clear_errors():
+        from thor import report_html
+
+        _say(f"wrote {report_html.write(run, out)}")

@@ -15,11 +15,24 @@ import tempfile
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 
 from scripts.errors import UserError
 
 Missing = Callable[[Path], list[str]]
+
+_looking_only = ContextVar("looking_only", default=False)
+
+
+@contextmanager
+def looking_only() -> Iterator[None]:
+    """Within, a set that is not on this machine is an error, and nothing is fetched."""
+    token = _looking_only.set(True)
+    try:
+        yield
+    finally:
+        _looking_only.reset(token)
 
 
 def locate(
@@ -50,7 +63,7 @@ def locate(
     for candidate in folders:
         if not missing(candidate):
             return candidate
-    if not ways:
+    if not ways or _looking_only.get():
         raise UserError(f"{title} is not on this machine.\n{advice}")
     print(f"Fetching {title} ({size}, once) ...", file=sys.stderr)
     reasons = []

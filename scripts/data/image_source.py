@@ -68,6 +68,7 @@ class ImageSource:
         ranks: Parts of a global batch.
         training: False for evaluation: stored order, the middle of each image.
         size: Height and width of what the network is shown.
+        augment: False shows the middle of each image in training too, always the same.
         strict: An unreadable image ends the run with an error.
         workers: Threads that decode; as many as there are processors unless given.
         skipped: Name of each unreadable image so far, and what was wrong with it.
@@ -80,6 +81,7 @@ class ImageSource:
     ranks: int = 1
     training: bool = True
     size: int = 224
+    augment: bool = True
     strict: bool = False
     workers: int | None = None
     skipped: dict[str, str] = field(default_factory=dict)
@@ -140,7 +142,7 @@ class ImageSource:
     def _view(self, epoch: int, index: int, item: Item) -> Example:
         """The item's view, and its label."""
         image = images.decode(item.content)
-        if not self.training:
+        if not (self.training and self.augment):
             return images.evaluation_view(image, self.size), item.label
         return images.training_view(image, self.size, generator(self.seed, epoch, AUGMENTATION, index)), item.label
 

@@ -58,7 +58,7 @@ def test_training_learns_and_leaves_its_files(tmp_path, optimizer):
     assert len(losses) == 20 and losses[-1] < 0.9 * losses[0]
     assert len(summary["epochs"]) == 2 and summary["epochs"][-1]["test_error"] > 0
     assert sorted(path.name for path in (run.folder / CHECKPOINTS).iterdir()) == sorted(
-        f"step-{step:08d}{suffix}" for step in (10, 20) for suffix in CHECKPOINT_SUFFIXES
+        f"{name}{suffix}" for name in ("best", "step-00000010", "step-00000020") for suffix in CHECKPOINT_SUFFIXES
     )
 
 

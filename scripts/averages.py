@@ -1,0 +1,63 @@
+"""A running average of the weights (EMA), which often scores better than the weights themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
+
+PREFIX = "ema."
+
+
+class WeightAverage(nn.Cell):
+    """average <- d average + (1 - d) weight after each update, over weights and normalisation statistics.
+
+    d = min(decay, (1 + n) / (10 + n)) at update n, so that the initial weights are soon forgotten. The averages are
+    Parameters called `ema.NAME` and belong into checkpoints; n is the caller's to count, so there is no other state.
+    """
+
+    def __init__(self, network: nn.Cell, decay: float, graph: bool = True) -> None:
+        super().__init__(auto_prefix=False)
+        self._decay = decay
+        weights = [p for p in network.get_parameters() if p.dtype in (ms.float32, ms.float16)]
+        self.averages = ParameterTuple(
+            [Parameter(Tensor(w.asnumpy().copy()), name=f"{PREFIX}{w.name}", requires_grad=False) for w in weights]
+        )
+        object.__setattr__(self, "_weights", weights)  # no children: the network saves them under their own names
+        self._compiled = ms.jit(self._function()) if graph else self._function()
+
+    def update(self, number: int) -> None:
+        """Take in the weights as they are after update `number`, counted from 0."""
+        decay = min(self._decay, (1 + number) / (10 + number))
+        self._compiled(Tensor(np.float32(1.0 - decay)))
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Within, the network has the averages as its weights."""
+        self._exchange()
+        try:
+            yield
+        finally:
+            self._exchange()
+
+    def _function(self) -> Callable[[Tensor], Tensor]:
+        averages, weights = tuple(self.averages), tuple(self._weights)
+
+        def update(share: Tensor) -> Tensor:
+            done = share
+            for average, weight in zip(averages, weights):  # noqa: B905 (the graph parser knows no strict=)
+                moved = average + share.astype(average.dtype) * (weight - average)
+                done = ops.depend(done, ops.assign(average, moved))
+            return done
+
+        return update
+
+    def _exchange(self) -> None:
+        """Swap values. `ops.assign` writes into the storage that compiled functions know; set_data would not."""
+        for average, weight in zip(self.averages, self._weights, strict=True):
+            mean, value = average.asnumpy().copy(), weight.asnumpy().copy()
+            ops.assign(weight, Tensor(mean))
+            ops.assign(average, Tensor(value))

@@ -1,0 +1,134 @@
+"""Several runs side by side: python scripts/compare.py RUN_FOLDER RUN_FOLDER ... [--out compare.png].
+
+A table on the terminal and a picture: the metric of the test set over epochs and over seconds of training.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from rich.console import Console  # noqa: E402
+from rich.table import Table  # noqa: E402
+
+from scripts.errors import UserError, run_program  # noqa: E402
+from scripts.plot import METRICS_OF_TEST, draw_scores  # noqa: E402
+from scripts.recorder import Line, read_metrics  # noqa: E402
+from scripts.restore import settings_of  # noqa: E402
+
+WIDTH = 120  # of the table where no terminal says how wide it is
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run has come to.
+
+    Attributes:
+        name: Its folder, shortened.
+        optimizer: Its optimizer.
+        key: Name of the metric in its lines.
+        evaluations: Its lines with results of the test set.
+        milliseconds: Median of a step.
+    """
+
+    name: str
+    optimizer: str
+    key: str
+    evaluations: list[Line]
+    milliseconds: float | None
+
+    @property
+    def higher_is_better(self) -> bool:
+        """True of accuracies."""
+        return METRICS_OF_TEST[self.key].higher_is_better
+
+    @property
+    def best(self) -> Line:
+        """The evaluation with the best value."""
+        return (max if self.higher_is_better else min)(self.evaluations, key=lambda line: line[self.key])
+
+    def reached(self, value: float) -> Line | None:
+        """The first evaluation that is at least as good as a value."""
+        sign = 1.0 if self.higher_is_better else -1.0
+        return next((line for line in self.evaluations if sign * line[self.key] >= sign * value), None)
+
+
+def read_result(folder: Path, name: str) -> Result:
+    """A run's evaluations, finished or not."""
+    lines = read_metrics(folder)
+    evaluations = [line for line in lines if line["kind"] in ("epoch", "eval") and "test_loss" in line]
+    if not evaluations:
+        raise UserError(f"{folder}: has no evaluation yet (no metrics.jsonl with test results)")
+    key = next(key for key in METRICS_OF_TEST if key in evaluations[0])
+    times = sorted(line["ms_per_step"] for line in lines if line["kind"] == "step")
+    middle = times[len(times) // 2] if times else None
+    return Result(name, settings_of(folder).optimizer, key, evaluations, middle)
+
+
+def compare(folders: Sequence[Path]) -> list[Result]:
+    """The results of runs that have one metric in common."""
+    results = [read_result(folder, name) for folder, name in zip(folders, short_names(folders), strict=True)]
+    keys = {result.key for result in results}
+    if len(keys) > 1:
+        raise UserError(f"the runs have different metrics, {', '.join(sorted(keys))}: compare runs of one task")
+    return results
+
+
+def short_names(folders: Sequence[Path]) -> list[str]:
+    """Folders without what all of them begin with."""
+    whole = [folder.resolve() for folder in folders]
+    if len(set(whole)) < len(whole):
+        raise UserError("a run is given twice")
+    common = os.path.commonpath([path.parent for path in whole])
+    return [os.path.relpath(path, common) for path in whole]
+
+
+def table(results: Sequence[Result]) -> Table:
+    """One row a run; the goal is what every run has reached."""
+    metric = METRICS_OF_TEST[results[0].key]
+    worst = (min if metric.higher_is_better else max)(result.best[result.key] for result in results)
+    grid = Table(title=metric.title)
+    grid.add_column("run", no_wrap=True)
+    columns = ["optimizer", "best", "at epoch", "last", "epochs", "seconds", "ms/step"]
+    for column in (*columns, f"to {metric.shown(worst)}"):
+        grid.add_column(column, justify="right")
+    for result in results:
+        last, reached = result.evaluations[-1], result.reached(worst)
+        grid.add_row(
+            result.name,
+            result.optimizer,
+            metric.shown(result.best[result.key]),
+            f"{result.best['epoch']:g}",
+            metric.shown(last[result.key]),
+            f"{last['epoch']:g}",
+            f"{last['seconds']:.0f}",
+            "-" if result.milliseconds is None else f"{result.milliseconds:.1f}",
+            f"{reached['epoch']:g} ep, {reached['seconds']:.0f} s" if reached else "-",
+        )
+    return grid
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the program."""
+    parser = argparse.ArgumentParser(
+        prog="compare.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folders", nargs="+", type=Path, metavar="RUN_FOLDER")
+    parser.add_argument("--out", type=Path, default=Path("compare.png"), help="the picture (compare.png)")
+    options = parser.parse_args(arguments)
+    results = compare(options.folders)
+    console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
+    console.print(table(results))
+    draw_scores({result.name: result.evaluations for result in results}, options.out)
+    console.print(f"picture: {options.out}", highlight=False, soft_wrap=True)
+    return 0
+
+
+if __name__ == "__main__":
+    run_program(main)

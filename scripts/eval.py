@@ -1,0 +1,55 @@
+"""Evaluate a run: python scripts/eval.py RUN_FOLDER [--checkpoint best|last|FILE] [--out FILE.json] [--key value ...].
+
+The run's own settings say what network and data there are; any of them can be given anew, such as --data.folder. With
+averaged weights in the checkpoint (ema) these are evaluated, as in training.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+os.environ.setdefault("GLOG_v", "3")  # MindSpore: errors only, before it is imported
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from scripts.errors import run_program  # noqa: E402
+from scripts.restore import checkpoint_of, settings_of  # noqa: E402
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the program."""
+    parser = argparse.ArgumentParser(
+        prog="eval.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("folder", type=Path, metavar="RUN_FOLDER")
+    parser.add_argument("--checkpoint", default="best", metavar="best|last|FILE", help="which weights (best)")
+    parser.add_argument("--out", type=Path, metavar="FILE.json", help="also write the results there")
+    options, overrides = parser.parse_known_args(arguments)
+    settings = settings_of(options.folder, overrides)
+    path = checkpoint_of(options.folder, options.checkpoint)
+
+    from scripts.build import build, make_convolutions_fast
+    from scripts.checkpoint import load_network
+    from scripts.evaluation import Evaluator
+
+    parts = build(settings)
+    weights = load_network(path, parts.network)
+    make_convolutions_fast(parts.network)
+    scores = Evaluator(parts.network, parts.loss, parts.feeds.test, settings)()
+    print(f"{path} ({weights}), {scores.count:,} {'words' if settings.data.name == 'text' else 'examples'}:")
+    for name, value in scores.named().items():
+        print(f"  {name} {value:.6g}")
+    if parts.feeds.unreadable():
+        print(f"  {parts.feeds.unreadable()} unreadable images were left out")
+    if options.out:
+        results = {"checkpoint": str(path), "weights": weights, "count": scores.count, **scores.named()}
+        options.out.write_text(json.dumps(results, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    run_program(main)

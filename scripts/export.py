@@ -1,0 +1,103 @@
+"""Export a run's network: python scripts/export.py RUN_FOLDER [--format mindir|onnx] [--checkpoint best|last|FILE].
+
+MindIR is MindSpore's own format, for MindSpore, MindSpore Lite and its serving. ONNX works for networks whose operators
+MindSpore can translate; for others the error says so, and MindIR remains. The file takes batches of --batch examples.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("GLOG_v", "3")  # MindSpore: errors only, before it is imported
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from scripts.errors import UserError, run_program  # noqa: E402
+from scripts.restore import checkpoint_of, settings_of  # noqa: E402
+from scripts.settings import TrainSettings  # noqa: E402
+
+ENDINGS = {"mindir": ".mindir", "onnx": ".onnx"}
+IMAGES = {"fashion_mnist": (1, 28, 28), "cifar10": (3, 32, 32), "cifar100": (3, 32, 32)}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the program."""
+    parser = argparse.ArgumentParser(
+        prog="export.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("folder", type=Path, metavar="RUN_FOLDER")
+    parser.add_argument("--format", choices=tuple(ENDINGS), default="mindir")
+    parser.add_argument("--checkpoint", default="best", metavar="best|last|FILE", help="which weights (best)")
+    parser.add_argument("--batch", type=int, default=1, help="examples in a batch of the exported network (1)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="RUN_FOLDER/network.FORMAT unless given")
+    options, overrides = parser.parse_known_args(arguments)
+    if options.batch < 1:
+        raise UserError(f"--batch {options.batch}: must be at least 1")
+    settings = settings_of(options.folder, overrides)
+    path = checkpoint_of(options.folder, options.checkpoint)
+    out = options.out or options.folder / f"network{ENDINGS[options.format]}"
+    if out.suffix != ENDINGS[options.format]:
+        raise UserError(f"--out {out}: must end with {ENDINGS[options.format]}, MindSpore would add it")
+    weights = export(settings, path, options.format, options.batch, out)
+    print(f"{out}: {settings.network} with the {weights} of {path}, {out.stat().st_size / 2**20:.1f} MiB")
+    return 0
+
+
+def export(settings: TrainSettings, checkpoint: Path, form: str, batch: int, out: Path) -> str:
+    """Write the network with a checkpoint's weights; which weights these are. The file is there when it is complete."""
+    import mindspore as ms
+
+    from scripts.build import select_device
+    from scripts.checkpoint import load_network
+    from scripts.networks import build_network
+
+    select_device(settings.device)
+    ms.set_context(mode=ms.GRAPH_MODE)
+    network = build_network(settings, _from_data(settings))
+    weights = load_network(checkpoint, network)
+    network.set_train(False)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    temporary = out.with_name(f"writing.{out.name}")
+    try:
+        ms.export(network, *_example(settings, batch), file_name=str(temporary), file_format=form.upper())
+    except Exception as error:  # the exporter raises whatever the operator at fault happens to raise
+        temporary.unlink(missing_ok=True)
+        advice = "; --format mindir takes every network" if form == "onnx" else ""
+        raise UserError(f"{settings.network} cannot be exported as {form}: {_gist(error)}{advice}") from error
+    os.replace(temporary, out)
+    return weights
+
+
+def _from_data(settings: TrainSettings) -> dict[str, Any]:
+    """Arguments of the network that the data decide: a text's number of words."""
+    if settings.data.name != "text":
+        return {}
+    from scripts.feeds import open_feeds
+
+    return open_feeds(settings).network_options
+
+
+def _example(settings: TrainSettings, batch: int) -> list[Any]:
+    """Inputs of the shapes that the network takes."""
+    import mindspore as ms
+    import numpy as np
+
+    data = settings.data
+    if data.name == "text":  # token numbers; without positions the network scores every token
+        return [ms.Tensor(np.zeros((batch, data.length), np.int32))]
+    shape = IMAGES.get(data.name, (3, data.size, data.size))
+    return [ms.Tensor(np.zeros((batch, *shape), np.float32))]
+
+
+def _gist(error: Exception) -> str:
+    """The first line of an error that says something."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    return next((line for line in lines if line and not line.startswith("-")), type(error).__name__)
+
+
+if __name__ == "__main__":
+    run_program(main)

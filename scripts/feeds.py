@@ -1,0 +1,181 @@
+"""A configuration's data set as two sources of batches: one to train on, one to evaluate on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from scripts.data import cifar, fashion_mnist, fetch, imagenet_folder, imagenet_samples
+from scripts.data.batches import Batches, Channels, Split
+from scripts.data.image_source import Collection, ImageSource
+from scripts.data.source import Source
+from scripts.errors import UserError
+from scripts.settings import TrainSettings
+
+EVALUATION_BATCH = 1000  # of sets in memory
+FASHION_MEAN, FASHION_STD = 0.2860, 0.3530  # of Fashion-MNIST's training images
+# Images for training as published, for a run that is only planned. Text has no published size.
+PUBLISHED_SIZES = {"fashion_mnist": 60_000, "cifar10": 50_000, "cifar100": 50_000, "imagenet": 1_281_167}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Feeds:
+    """What a run is fed with.
+
+    Attributes:
+        train: Batches to train on.
+        test: Batches to evaluate on; no example is left out, padding has labels below 0.
+        origin: Where the data are, for messages.
+        network_options: Arguments for the network's factory that the data decide.
+        skipped: Unreadable images so far, over both parts, and what is wrong with each.
+    """
+
+    train: Source
+    test: Source
+    origin: str
+    network_options: dict[str, Any] = field(default_factory=dict)
+    skipped: Sequence[dict[str, str]] = ()
+
+    def unreadable(self) -> int:
+        """How many unreadable images were met."""
+        return sum(len(names) for names in self.skipped)
+
+
+def open_feeds(settings: TrainSettings) -> Feeds:
+    """Find the data set that a configuration names, and cut it into batches."""
+    name = settings.data.name
+    if name == "text":
+        return _text(settings)
+    if name in ("imagenet", "mindrecord", "imagenet_samples"):
+        return _photographs(settings)
+    return _in_memory(settings)
+
+
+def _common(settings: TrainSettings) -> dict[str, Any]:
+    """Arguments of every training source."""
+    data = settings.data
+    return {"batch_size": settings.batch_size, "seed": settings.seed, "rank": data.rank, "ranks": data.ranks}
+
+
+def _evaluation_batch(settings: TrainSettings, default: int, examples: int) -> int:
+    """Examples a batch of evaluation: no more than there are."""
+    return max(1, min(settings.eval_batch_size or default, examples))
+
+
+def _in_memory(settings: TrainSettings) -> Feeds:
+    """Fashion-MNIST and CIFAR."""
+    data = settings.data
+    load: Callable[[Path, str], Split]
+    mean: Channels
+    std: Channels
+    if data.name == "fashion_mnist":
+        folder = fashion_mnist.resolve(data.folder)
+        load, mean, std = fashion_mnist.load, FASHION_MEAN, FASHION_STD
+    else:
+        kind = cifar.FORMATS[data.name]
+        folder = cifar.resolve(data.name, data.folder)
+        mean, std = kind.mean, kind.std
+
+        def load(folder: Path, part: str) -> Split:
+            return cifar.load(data.name, folder, part)
+
+    if settings.reconstructs:  # a reconstruction is of pixels in 0 to 1
+        mean, std = 0.0, 1.0
+    train, test = load(folder, "train"), load(folder, "test")
+    labels = test.labels[: data.test_size]
+    return Feeds(
+        train=Batches(
+            images=train.images[: data.train_size],
+            labels=train.labels[: data.train_size],
+            mean=mean,
+            std=std,
+            crop=data.crop,
+            flip=data.flip,
+            **_common(settings),
+        ),
+        test=Batches(
+            images=test.images[: data.test_size],
+            labels=labels,
+            batch_size=_evaluation_batch(settings, EVALUATION_BATCH, len(labels)),
+            mean=mean,
+            std=std,
+            training=False,
+        ),
+        origin=str(folder),
+    )
+
+
+def _photographs(settings: TrainSettings) -> Feeds:
+    """ImageNet as a folder or as MindRecord, and the twenty samples."""
+    data = settings.data
+    train, test, folder = _collections(settings)
+    skipped: tuple[dict[str, str], dict[str, str]] = ({}, {})
+    shared: dict[str, Any] = {"size": data.size, "strict": data.strict, "workers": data.workers}
+    return Feeds(
+        train=ImageSource(collection=train, augment=data.augment, skipped=skipped[0], **shared, **_common(settings)),
+        test=ImageSource(
+            collection=test,
+            batch_size=_evaluation_batch(settings, settings.batch_size, len(test)),
+            training=False,
+            skipped=skipped[1],
+            **shared,
+        ),
+        origin=str(folder),
+        skipped=skipped,
+    )
+
+
+def _collections(settings: TrainSettings) -> tuple[Collection, Collection, Path]:
+    """Training and validation images, and where they are."""
+    data = settings.data
+    if data.name == "mindrecord":
+        from scripts.data import mindrecord  # MindSpore's data engine takes a second to import
+
+        if data.folder is None:
+            raise UserError(
+                "data.folder is needed with data.name = mindrecord: the OUT of  "
+                "python -m scripts.data.mindrecord IMAGENET OUT"
+            )
+        folder = Path(data.folder).expanduser()
+        return mindrecord.load(folder / "train"), mindrecord.load(folder / "val"), folder
+    if data.name == "imagenet_samples":
+        folder = Path(data.folder).expanduser() if data.folder else fetch.cache_folder("imagenet-samples")
+        if not (folder / "val").is_dir():
+            imagenet_samples.arrange(folder)
+    else:
+        folder = imagenet_folder.resolve(data.folder)
+    return *imagenet_folder.load(folder), folder
+
+
+def _text(settings: TrainSettings) -> Feeds:
+    """Masked sequences of plain text; the vocabulary is built from the training documents alone."""
+    from scripts.data import austen, text, wordpiece
+
+    data = settings.data
+    folder = Path(data.folder).expanduser() if data.folder else austen.resolve()
+    documents, held_out = text.split(text.read(folder), data.held_out)
+    words = wordpiece.vocabulary(list(documents.values()), data.vocabulary, fetch.cache_folder("wordpiece"))
+    train = text.sequences(documents, words, data.length)[: data.train_size]
+    test = text.sequences(held_out, words, data.length)[: data.test_size]
+    return Feeds(
+        train=text.MaskedText(sequences=train, words=len(words), **_common(settings)),
+        test=text.MaskedText(
+            sequences=test,
+            words=len(words),
+            batch_size=_evaluation_batch(settings, settings.batch_size, len(test)),
+            training=False,
+        ),
+        origin=str(folder),
+        network_options={"vocab_size": len(words)},
+    )
+
+
+def examples_of(source: Source) -> int | None:
+    """How many examples a source has, where it knows."""
+    for name in ("labels", "collection", "sequences"):
+        found = getattr(source, name, None)
+        if found is not None:
+            return len(found)
+    return None

@@ -1,0 +1,47 @@
+"""How a run is asked to end: Ctrl-C, SIGTERM, or a file called `stop` in its folder."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+STOP_FILE = "stop"
+
+
+class Interrupt:
+    """Whether somebody has asked the run to end."""
+
+    def __init__(self, folder: Path) -> None:
+        self.signalled = False
+        self._file = folder / STOP_FILE
+        self._file.unlink(missing_ok=True)  # one that an earlier run has left
+
+    @property
+    def requested(self) -> bool:
+        """True from the first request on. A stop file is looked for each time: that takes microseconds."""
+        return self.signalled or self._file.exists()
+
+    def done(self) -> None:
+        """Remove the stop file, so that the continued run does not end at once."""
+        self._file.unlink(missing_ok=True)
+
+
+@contextmanager
+def asking_to_end(folder: Path) -> Iterator[Interrupt]:
+    """Within, SIGINT and SIGTERM only ask the loop to end after its step; a second SIGINT ends it at once."""
+    interrupt = Interrupt(folder)
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        if interrupt.signalled and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        interrupt.signalled = True
+
+    previous = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield interrupt
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -1,0 +1,165 @@
+"""Training with each kind of data set: it learns, it evaluates every example, and it resumes within an epoch."""
+
+import io
+import json
+
+import numpy as np
+import pytest
+from mindspore import nn, ops
+from rich.console import Console
+
+from scripts.config import validate
+from scripts.data import imagenet_folder, imagenet_samples, mindrecord
+from scripts.errors import UserError
+from scripts.evaluation import Evaluator
+from scripts.feeds import open_feeds
+from scripts.recorder import read_metrics
+from scripts.settings import TrainSettings
+from scripts.training import train
+from tests.scripts.data.samples import write_cifar
+from tests.scripts.test_training import interrupt_at, last_tensors, quiet, without_times
+
+
+class Pooled(nn.Cell):
+    """A photograph as 8 x 8 means, then one dense layer."""
+
+    def __init__(self, classes: int = 100) -> None:
+        super().__init__()
+        self.pool = nn.AdaptiveAvgPool2d(8)
+        self.flatten = nn.Flatten()
+        self.fc = nn.Dense(192, classes)
+
+    def construct(self, x):
+        return self.fc(self.flatten(self.pool(x)))
+
+
+def settings_for(tmp_path, name: str, out: str = "run", **values) -> TrainSettings:
+    """Five steps an epoch of the twenty sample images, or of a short text."""
+    data = {"name": name}
+    if name.startswith("cifar"):
+        data |= {"folder": str(write_cifar(tmp_path / name, name)), "crop": 4, "flip": True}
+    elif name == "mindrecord":
+        folder = imagenet_samples.arrange(tmp_path / "imagenet")
+        if not (tmp_path / "records").is_dir():
+            for part, images in zip(("train", "val"), imagenet_folder.load(folder), strict=True):
+                mindrecord.convert(images, tmp_path / "records" / part)
+        data |= {"folder": str(tmp_path / "records"), "size": 32, "workers": 2}
+    elif name == "text":
+        (tmp_path / "words.txt").write_text("one fine day the small cat sat on the red mat . " * 80)
+        data |= {"folder": str(tmp_path / "words.txt"), "length": 16, "vocabulary": 100, "train_size": 20}
+    else:
+        data |= {"folder": str(imagenet_samples.arrange(tmp_path / "imagenet")), "size": 32}
+    network = {"network": "tests.scripts.test_data_sources:Pooled", "optimizer": "adam"}
+    if name == "text":
+        sizes = {"hidden_size": 16, "layers": 1, "heads": 2, "dropout": 0.0, "max_positions": 16}
+        network = {"network": "bert_tiny", "network_options": sizes, "optimizer": "momentum"}
+    base = {"epochs": 2, "batch_size": 4, "device": "CPU", "log_every": 1, "data": data, "out": str(tmp_path / out)}
+    return validate({**network, "adam": {"learning_rate": 0.003}, **base, **values})
+
+
+@pytest.mark.parametrize("name", ["cifar10", "cifar100", "imagenet", "mindrecord", "imagenet_samples", "text"])
+def test_training_learns_from_every_set(tmp_path, name, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    run = train(settings_for(tmp_path, name, epochs=3), console=quiet())
+    lines = read_metrics(run.folder)
+    losses = [line["train_loss"] for line in lines if line["kind"] == "epoch"]
+    assert losses[-1] < losses[0]
+    assert run.steps_per_epoch == 5
+    last = [line for line in lines if line["kind"] == "epoch"][-1]
+    assert 0 <= last["test_accuracy"] <= last["test_top5"] <= 1
+
+
+def test_resume_within_an_epoch_is_exact(tmp_path, monkeypatch):
+    undisturbed = train(settings_for(tmp_path, "imagenet", "undisturbed"), console=quiet())
+    settings = settings_for(tmp_path, "imagenet", "disturbed")
+    with monkeypatch.context() as patch:
+        interrupt_at(7, patch)
+        assert not train(settings, console=quiet()).finished
+    resumed = train(settings, resume="auto", console=quiet())
+    expected, found = last_tensors(undisturbed.folder), last_tensors(resumed.folder)
+    assert all(np.array_equal(expected[name], found[name]) for name in expected)
+    lines, undisturbed_lines = without_times(resumed.folder), without_times(undisturbed.folder)
+    for line, other in zip(lines, undisturbed_lines, strict=True):
+        # nn.CrossEntropyLoss sums over 1, 2 or 4 threads, whichever was faster lately: its last bits tell the call
+        assert line == {**other, **{key: pytest.approx(other[key], rel=1e-6) for key in other if "loss" in key}}
+
+
+def test_shards_are_parts_of_one_global_batch(tmp_path):
+    whole = next(open_feeds(settings_for(tmp_path, "cifar10")).train.epoch(1))
+    data = settings_for(tmp_path, "cifar10").data.model_dump()
+    parts = []
+    for rank in (0, 1):
+        feeds = open_feeds(settings_for(tmp_path, "cifar10", batch_size=2, data={**data, "ranks": 2, "rank": rank}))
+        parts.append(next(feeds.train.epoch(1)))
+        assert sum((labels >= 0).sum() for _, labels in feeds.test.epoch(0)) == 20  # each rank evaluates everything
+    for both, single in zip(zip(*parts, strict=True), whole, strict=True):
+        assert np.array_equal(np.concatenate(both), single)
+
+
+class Counting:
+    """Three batches of scores: the input itself is the network's output."""
+
+    def __init__(self, *batches):
+        self.batches = [(np.eye(8, dtype=np.float32)[list(guess)] * 9, np.array(y, np.int32)) for guess, y in batches]
+
+    def __len__(self):
+        return len(self.batches)
+
+    def epoch(self, epoch, start=0):
+        yield from self.batches[start:]
+
+
+class Same(nn.Cell):
+    def construct(self, x):
+        return ops.mul(x, 1.0)
+
+
+def test_evaluation_counts_only_labels_from_zero_up():
+    source = Counting(((0, 1, 2, 3), (0, 1, 7, -100)), ((4, 4, 4, 4), (-100,) * 4), ((5, 6, 0, 0), (5, 1, -100, -100)))
+    scores = Evaluator(Same(), nn.CrossEntropyLoss(), source, validate({}))()
+    assert scores.count == 5
+    assert scores.values["accuracy"] == pytest.approx(3 / 5)
+    expected = np.mean([np.log(np.exp(9) + 7) - (9 if right else 0) for right in (1, 1, 0, 1, 0)])
+    assert scores.loss == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "values, message",
+    [
+        ({"name": "text", "size": 64}, "data: size has no meaning for text; it is for imagenet, mindrecord"),
+        ({"name": "imagenet", "train_size": 5}, "data: train_size has no meaning for imagenet"),
+        ({"ranks": 2, "rank": 2}, "data: rank must be 0 to 1 with ranks = 2, and is 2"),
+        ({"name": "coco"}, "data.name = 'coco': must be 'fashion_mnist', 'cifar10'"),
+    ],
+)
+def test_settings_of_another_set_are_refused(values, message):
+    with pytest.raises(UserError) as caught:
+        validate({"data": values})
+    assert message in str(caught.value)
+
+
+def test_reconstruction_of_photographs_is_refused():
+    with pytest.raises(UserError, match="loss = squared_error reconstructs images in memory, and data.name is text"):
+        validate({"loss": "squared_error", "data": {"name": "text"}})
+
+
+def test_mindrecord_needs_a_folder():
+    with pytest.raises(UserError, match=r"data\.folder is needed with data\.name = mindrecord"):
+        open_feeds(validate({"data": {"name": "mindrecord"}}))
+
+
+def test_unreadable_images_are_in_the_summary(tmp_path):
+    folder = imagenet_samples.arrange(tmp_path / "broken")
+    next((folder / "train").glob("*/*.JPEG")).write_bytes(b"no photograph")
+    run = train(settings_for(tmp_path, "imagenet_samples", epochs=1, data={**_samples(folder)}), console=quiet())
+    assert json.loads((run.folder / "summary.json").read_text())["unreadable_images"] == 1
+
+
+def _samples(folder):
+    return {"name": "imagenet_samples", "folder": str(folder), "size": 32}
+
+
+def test_progress_shows_images_a_second(tmp_path):
+    console = Console(file=io.StringIO(), force_terminal=True, width=160)
+    train(settings_for(tmp_path, "cifar10", epochs=1), console=console)
+    assert "img/s" in console.file.getvalue() and "left" in console.file.getvalue()

@@ -1,0 +1,233 @@
+"""What a configuration can ask for besides data, network and optimizer."""
+
+import csv
+import io
+import json
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import nn
+from rich.console import Console
+
+from scripts import dry_run
+from scripts.averages import WeightAverage
+from scripts.checkpoint import choose, load_network
+from scripts.config import validate
+from scripts.errors import UserError
+from scripts.first_order_step import FirstOrderStep, LossScale
+from scripts.networks import build_network
+from scripts.optimizers import build_stepper, decay_groups
+from scripts.recorder import Recorder, read_metrics
+from scripts.training import CHECKPOINTS, train
+from tests.scripts.test_training import last_tensors, quiet
+from tests.scripts.tiny import tiny_settings
+from thor.loss_scale import DynamicLossScale
+
+
+def test_average_follows_its_formula_and_swaps_in_place():
+    net = nn.Dense(3, 2)
+    average = WeightAverage(net, 0.5)
+    assert [p.name for p in average.get_parameters()] == ["ema.weight", "ema.bias"]
+    expected = net.weight.asnumpy().copy()
+    for number in range(4):
+        net.weight.set_data(ms.Tensor(np.full((2, 3), float(number), np.float32)))
+        average = average if number == 0 else _same_values(WeightAverage(net, 0.5), average)
+        average.update(number)
+        decay = min(0.5, (1 + number) / (10 + number))
+        expected = decay * expected + (1 - decay) * number
+        np.testing.assert_allclose(average.averages[0].asnumpy(), expected, rtol=1e-6)
+    with average.in_place():
+        np.testing.assert_allclose(net.weight.asnumpy(), expected, rtol=1e-6)
+        np.testing.assert_array_equal(average.averages[0].asnumpy(), np.full((2, 3), 3.0))
+    np.testing.assert_array_equal(net.weight.asnumpy(), np.full((2, 3), 3.0))
+
+
+def _same_values(new, old):
+    """set_data gives a weight new storage, which a compiled function does not see: a new one with the old values."""
+    for target, source in zip(new.averages, old.averages, strict=True):
+        target.set_data(ms.Tensor(source.asnumpy()))
+    return new
+
+
+def test_averages_are_evaluated_saved_and_kept_apart_from_the_weights(tmp_path):
+    plain = train(tiny_settings(tmp_path, "momentum", "plain", epochs=1), console=quiet())
+    averaged = train(tiny_settings(tmp_path, "momentum", "averaged", epochs=1, ema=0.9), console=quiet())
+    weights, both = last_tensors(plain.folder), last_tensors(averaged.folder)
+    for name, value in weights.items():
+        np.testing.assert_array_equal(value, both[name])
+    assert not np.array_equal(both["ema.encoder.0.weight"], both["encoder.0.weight"])
+    net = build_network(averaged.settings)
+    assert load_network(choose(averaged.folder / CHECKPOINTS, "last"), net) == "averaged weights"
+    np.testing.assert_array_equal(net.encoder[0].weight.asnumpy(), both["ema.encoder.0.weight"])
+    losses = [
+        [line["test_loss"] for line in read_metrics(run.folder) if line["kind"] == "epoch"] for run in (plain, averaged)
+    ]
+    assert losses[0] != losses[1]
+
+
+def test_best_and_last_checkpoints_and_a_bounded_number(tmp_path):
+    settings = tiny_settings(tmp_path, "momentum", checkpoint_every=2, keep=3, eval_every_steps=5)
+    run = train(settings, console=quiet())
+    names = sorted(path.name for path in (run.folder / CHECKPOINTS).glob("*.ckpt"))
+    assert names == ["best.ckpt", "step-00000016.ckpt", "step-00000018.ckpt", "step-00000020.ckpt"]
+    evaluated = {
+        line["step"]: line["test_error"] for line in read_metrics(run.folder) if line["kind"] in ("eval", "epoch")
+    }
+    assert list(evaluated) == [5, 10, 15, 20]
+    best = json.loads((run.folder / CHECKPOINTS / "best.json").read_text())
+    assert best["step"] == min(evaluated, key=evaluated.get)
+    assert best["best"] == min(evaluated.values())
+
+
+def test_weight_decay_leaves_out_one_dimension(tmp_path):
+    settings = tiny_settings(tmp_path, "momentum", decay_all=False)
+    net = build_network(settings)
+    with_decay, without = decay_groups(net, settings, 0.1)
+    assert {p.ndim for p in with_decay["params"]} == {2} and {p.ndim for p in without["params"]} == {1}
+    assert (with_decay["weight_decay"], without["weight_decay"]) == (0.1, 0.0)
+    assert decay_groups(net, settings, 0.0) == net.trainable_params()
+
+
+def test_only_matrices_decay_in_training(tmp_path):
+    """One step with learning rate times decay = 1 leaves a matrix with the gradient alone, and a bias with all."""
+    settings = tiny_settings(
+        tmp_path, "momentum", decay_all=False, epochs=1, momentum={"learning_rate": 1e-4, "weight_decay": 1e4}
+    )
+    settings = settings.model_copy(update={"data": settings.data.model_copy(update={"train_size": 8})})
+    start = {p.name: p.asnumpy().copy() for p in build_network(_seeded(settings)).trainable_params()}
+    end = {p.name: p.asnumpy() for p in train(settings, console=quiet()).network.trainable_params()}
+    assert np.abs(end["encoder.0.weight"]).max() < 0.1 * np.abs(start["encoder.0.weight"]).max()
+    assert np.abs(end["encoder.0.bias"] - start["encoder.0.bias"]).max() < 0.1 * np.abs(start["encoder.0.bias"]).max()
+
+
+def test_thor_takes_the_same_groups(tmp_path):
+    settings = tiny_settings(tmp_path, "thor", decay_all=False)
+    settings = settings.model_copy(update={"thor": settings.thor.model_copy(update={"weight_decay": 0.1})})
+    net = build_network(settings)
+    inner = build_stepper(settings, net, nn.MSELoss(), 10).optimizer.inner
+    assert {(weight.ndim, flag) for weight, flag in zip(inner.parameters, inner.decay_flags, strict=True)} == {
+        (2, True),
+        (1, False),
+    }
+
+
+def _seeded(settings):
+    ms.set_seed(settings.seed)
+    return settings
+
+
+def step_of(settings, limit_gradient=1.0):
+    """(weight, one step) of a linear layer under plain gradient descent: w <- w - gradient."""
+    net = nn.Dense(2, 1, weight_init="zeros", has_bias=False)
+    optimizer = nn.Momentum(net.trainable_params(), 1.0, 0.0)
+    return net.weight, FirstOrderStep(net, nn.MSELoss(), optimizer, settings)
+
+
+def batch(size):
+    return ms.Tensor(np.array([[size, 0.0]], np.float32)), ms.Tensor(np.array([[-size]], np.float32))
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_clipping_bounds_the_norm_of_an_update(accumulation):
+    weight, step = step_of(validate({"optimizer": "momentum", "clip_norm": 0.5, "accumulation": accumulation}))
+    for _ in range(accumulation):
+        step(*batch(3.0))
+    assert np.linalg.norm(weight.asnumpy()) == pytest.approx(0.5)
+    free, step = step_of(validate({"optimizer": "momentum", "clip_norm": 1e6}))
+    step(*batch(3.0))
+    assert np.linalg.norm(free.asnumpy()) == pytest.approx(18.0)
+
+
+def test_dynamic_loss_scale_skips_an_overflow_and_moves():
+    weight, step = step_of(validate({"optimizer": "momentum", "loss_scale": "dynamic"}))
+    step(*batch(1e17))  # the gradient 2e34 times 2^16 is above float32
+    assert np.array_equal(weight.asnumpy(), [[0.0, 0.0]])
+    assert step.state.value == 2.0**15
+    step(*batch(1.0))
+    assert weight.asnumpy()[0, 0] == pytest.approx(-2.0)
+    rule = LossScale(DynamicLossScale(initial=2.0, window=2, minimum=1.0))
+    moves = []
+    for finite in (True, True, False, False, False):
+        moves.append((rule.after(finite), rule.value))
+    assert moves == [(True, 2.0), (True, 4.0), (True, 2.0), (True, 1.0), (False, 1.0)]
+
+
+@pytest.mark.parametrize("level, optimizer", [("O2", "momentum"), ("O3", "thor")])
+def test_mixed_precision_trains_with_a_dynamic_loss_scale(tmp_path, level, optimizer):
+    settings = tiny_settings(tmp_path, optimizer, amp=level, loss_scale="dynamic")
+    run = train(settings, console=quiet())
+    losses = [line["train_loss"] for line in read_metrics(run.folder) if line["kind"] == "epoch"]
+    assert losses[1] < losses[0]
+    names = {name for name in last_tensors(run.folder) if "loss_scale" in name}
+    assert names  # the live scale is part of the checkpoint
+    assert all(
+        value.dtype == np.float32 for name, value in last_tensors(run.folder).items() if name == "encoder.0.weight"
+    )
+
+
+@pytest.mark.parametrize(
+    "values, message",
+    [
+        ({"loss_scale": 0.5}, "loss_scale = 0.5: must be a number >= 1, or dynamic"),
+        ({"loss_scale": "often"}, "loss_scale = 'often': must be a number >= 1, or dynamic"),
+        ({"clip_norm": 1.0}, "clip_norm is for first-order optimizers; with thor use thor.clip"),
+        (
+            {"loss_scale": "dynamic", "accumulation": 2, "optimizer": "adam"},
+            "loss_scale = dynamic with accumulation > 1 needs the optimizer thor; give a fixed one",
+        ),
+        ({"amp": "O1"}, "amp = 'O1': must be 'O0', 'O2' or 'O3'"),
+        ({"ema": 1.0}, "ema = 1.0: must be less than 1"),
+    ],
+)
+def test_errors(values, message):
+    with pytest.raises(UserError) as caught:
+        validate(values)
+    assert message in str(caught.value)
+
+
+def test_tables_tensorboard_and_summary_of_a_run(tmp_path):
+    settings = tiny_settings(tmp_path, "thor", tensorboard=True, epochs=1)
+    run = train(settings, console=quiet())
+    lines = read_metrics(run.folder)
+    with (run.folder / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    losses = [float(row["loss"]) for row in rows if row["kind"] == "step"]
+    assert losses == [line["loss"] for line in lines if line["kind"] == "step"]
+    with (run.folder / "refreshes.csv").open() as file:
+        assert [row["decision"] for row in csv.DictReader(file)] == [
+            x["decision"] for x in lines if x["kind"] == "refresh"
+        ]
+    (events,) = (run.folder / "tensorboard").iterdir()
+    assert b"trace/encoder.0" in events.read_bytes()
+    summary = json.loads((run.folder / "summary.json").read_text())
+    assert {"compiling", "curvature", "data", "evaluation", "checkpoint"} <= summary["phases"].keys()
+    steps = sum(summary["phases"].get(name, [0])[0] for name in ("compiling", "plain", "curvature", "refresh"))
+    assert steps == 10
+    assert summary["memory"]["curvature"]["total"] > 0 and summary["memory"]["peak"] > 2**20
+
+
+def test_tensorboard_without_its_library(tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "tensorboardX", None)
+    with pytest.raises(UserError, match="tensorboard = true needs tensorboardX: pip install tensorboardX"):
+        Recorder(tmp_path, tensorboard=True)
+
+
+@pytest.mark.parametrize("optimizer", ["thor", "adam"])
+def test_dry_run_tells_and_leaves_nothing(tmp_path, optimizer):
+    console = Console(file=io.StringIO(), width=160)
+    settings = tiny_settings(tmp_path, optimizer)
+    plan = dry_run.show(settings, console)
+    text = console.file.getvalue()
+    assert plan.steps_per_epoch == 10 and not plan.notes
+    assert "encoder.0" in text and "steps: 10 an epoch, 20 in 2 epochs, batch 8" in text
+    assert ("785=50x16" in text) == (optimizer == "thor")
+    assert f"{settings.out}/checkpoints" in text.replace("\n", "")
+    assert not (tmp_path / "run").exists()
+
+
+def test_dry_run_without_the_data_counts_published_ones(tmp_path):
+    console = Console(file=io.StringIO(), width=160)
+    settings = tiny_settings(tmp_path, "adam", data={"folder": str(tmp_path / "nowhere")}, batch_size=100)
+    assert dry_run.show(settings, console).steps_per_epoch == 600
+    assert "MISSING HERE: the data: " in console.file.getvalue()

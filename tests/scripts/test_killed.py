@@ -1,0 +1,103 @@
+"""A job that is killed, at any moment, loses nothing: --resume auto brings it to the numbers of an undisturbed run."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from scripts.config import save_config
+from scripts.recorder import read_metrics
+from scripts.training import CHECKPOINTS, train
+from tests.scripts.test_training import last_tensors, quiet, without_times
+from tests.scripts.tiny import tiny_settings
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# Trains, and kills itself: while a given step is under way, or in the middle of writing a given checkpoint.
+KILLED = """
+import os, signal, sys
+sys.path.insert(0, os.getcwd())
+import scripts.train
+from scripts import progress
+where, count, config = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+
+def kill_at(owner, name, matches):
+    own, seen = getattr(owner, name), [0]
+    def function(*arguments, **options):
+        seen[0] += matches(arguments)
+        if seen[0] == count:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return own(*arguments, **options)
+    setattr(owner, name, function)
+
+if where == "step":
+    kill_at(progress.ProgressDisplay, "step", lambda arguments: True)
+elif where == "checkpoint":
+    kill_at(os, "replace", lambda arguments: "step-" in str(arguments[1]))
+sys.exit(scripts.train.main(["--config", config, "--resume", "auto"]))
+"""
+
+
+def killed_settings(tmp_path, out: str):
+    """Twenty steps with everything that has state: averages, evaluations, the best checkpoint."""
+    return tiny_settings(tmp_path, "thor", out, checkpoint_every=3, eval_every_steps=4, ema=0.9)
+
+
+def test_sigkill_at_random_moments_changes_no_bit(tmp_path):
+    undisturbed = train(killed_settings(tmp_path, "undisturbed"), console=quiet())
+    settings = killed_settings(tmp_path, "killed")
+    save_config(settings, tmp_path / "config.yaml")
+    seed = random.randrange(1000)
+    choice = random.Random(seed)
+    moments = [("step", choice.randint(1, 12)), ("checkpoint", choice.randint(1, 10))]
+    for where, count in moments:
+        command = [sys.executable, "-c", KILLED, where, str(count), str(tmp_path / "config.yaml")]
+        result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+        assert result.returncode in (-signal.SIGKILL, 0), result.stderr
+    resumed = train(settings, resume="auto", console=quiet())
+    expected, found = last_tensors(undisturbed.folder), last_tensors(resumed.folder)
+    assert expected.keys() == found.keys()
+    different = [name for name in expected if not np.array_equal(expected[name], found[name])]
+    assert not different, f"seed {seed}, killed at {moments}"
+    assert without_times(resumed.folder) == without_times(undisturbed.folder)
+    tables = [(run.folder / "refreshes.csv").read_bytes() for run in (resumed, undisturbed)]
+    assert tables[0] == tables[1]
+    best = [json.loads((run.folder / CHECKPOINTS / "best.json").read_text()) for run in (resumed, undisturbed)]
+    assert best[0]["best"] == best[1]["best"] and best[0]["step"] == best[1]["step"]
+
+
+def test_stop_file_and_sigterm_end_with_a_checkpoint(tmp_path, monkeypatch):
+    from scripts.progress import ProgressDisplay
+
+    settings = tiny_settings(tmp_path, "momentum")
+    folder, show = Path(settings.out), ProgressDisplay.step
+
+    def ask(self, number, *rest):
+        if number == 3:
+            (folder / "stop").touch()
+        if number == 7:
+            os.kill(os.getpid(), signal.SIGTERM)
+        show(self, number, *rest)
+
+    monkeypatch.setattr(ProgressDisplay, "step", ask)
+    run = train(settings, resume="auto", console=quiet())
+    assert not run.finished and run.position.step == 3
+    assert not (folder / "stop").exists(), "or the continued run would end at once"
+    assert (folder / CHECKPOINTS / "step-00000003.json").is_file()
+    run = train(settings, resume="auto", console=quiet())
+    assert not run.finished and run.position.step == 7
+    run = train(settings, resume="auto", console=quiet())
+    assert run.finished and run.position.step == 20
+    assert [line["step"] for line in read_metrics(folder) if line["kind"] == "step"] == list(range(1, 21))
+
+
+def test_a_stop_file_of_an_earlier_run_is_no_request(tmp_path):
+    settings = tiny_settings(tmp_path, "momentum", epochs=1)
+    Path(settings.out).mkdir()
+    (Path(settings.out) / "stop").touch()
+    assert train(settings, console=quiet()).finished

@@ -1,0 +1,120 @@
+"""What is done with a run afterwards: evaluation, export, comparison."""
+
+import json
+from pathlib import Path
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import nn
+from PIL import Image
+
+from scripts import compare, eval, export
+from scripts.checkpoint import choose, load_network
+from scripts.errors import UserError
+from scripts.networks import build_network
+from scripts.recorder import read_metrics
+from scripts.training import CHECKPOINTS, train
+from tests.scripts.test_training import quiet
+from tests.scripts.tiny import tiny_settings
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Two short runs of a small classifier with averaged weights."""
+    folder = tmp_path_factory.mktemp("runs")
+    network = {"network": "smallconv", "network_options": {}, "loss": "cross_entropy", "ema": 0.5, "epochs": 3}
+    made = []
+    for optimizer in ("momentum", "adam"):
+        made.append(train(tiny_settings(folder, optimizer, optimizer, **network), console=quiet()))
+    return made
+
+
+def test_evaluation_repeats_what_training_found(runs, tmp_path, capsys):
+    folder = runs[0].folder
+    found = [line for line in read_metrics(folder) if line["kind"] == "epoch"]
+    assert eval.main([str(folder), "--checkpoint", "last", "--out", str(tmp_path / "last.json")]) == 0
+    last = json.loads((tmp_path / "last.json").read_text())
+    assert last["test_accuracy"] == found[-1]["test_accuracy"] and last["count"] == 40
+    assert last["test_loss"] == pytest.approx(found[-1]["test_loss"], rel=1e-5)
+    assert last["weights"] == "averaged weights"
+    assert eval.main([str(folder), "--out", str(tmp_path / "best.json"), "--data.test_size", "40"]) == 0
+    best = json.loads((tmp_path / "best.json").read_text())
+    assert best["test_accuracy"] == max(line["test_accuracy"] for line in found)
+    assert "test_top5" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "program, arguments, message",
+    [
+        (eval, ["{tmp}"], "not the folder of a run, config.yaml is missing"),
+        (eval, ["{run}", "--checkpoint", "worst"], "--checkpoint worst: must be best or last, or a file"),
+        (eval, ["{run}", "--network", "lenet5"], "belongs to another network, it lacks"),
+        (export, ["{run}", "--batch", "0"], "--batch 0: must be at least 1"),
+        (export, ["{run}", "--out", "net.bin"], "--out net.bin: must end with .mindir"),
+        (compare, ["{tmp}"], "has no evaluation yet"),
+        (compare, ["{run}", "{run}"], "a run is given twice"),
+    ],
+)
+def test_errors(runs, tmp_path, program, arguments, message):
+    places = {"tmp": tmp_path, "run": runs[0].folder}
+    with pytest.raises(UserError) as caught:
+        program.main([argument.format(**places) for argument in arguments])
+    assert message in str(caught.value)
+
+
+def test_mindir_gives_the_same_outputs(runs, tmp_path):
+    run, out = runs[0], tmp_path / "net.mindir"
+    assert export.main([str(run.folder), "--batch", "4", "--out", str(out)]) == 0
+    loaded = nn.GraphCell(ms.load(str(out)))
+    network = build_network(run.settings)
+    load_network(choose(run.folder / CHECKPOINTS, "best"), network)
+    network.set_train(False)
+    images = ms.Tensor(np.random.default_rng(0).standard_normal((4, 1, 28, 28)).astype(np.float32))
+    np.testing.assert_allclose(loaded(images).asnumpy(), network(images).asnumpy(), rtol=1e-4, atol=1e-5)
+    assert [path.name for path in tmp_path.iterdir()] == ["net.mindir"]
+
+
+def test_onnx_where_mindspore_can(runs, tmp_path):
+    out = tmp_path / "net.onnx"
+    assert export.main([str(runs[0].folder), "--format", "onnx", "--out", str(out)]) == 0
+    assert out.stat().st_size > 400_000  # 103,018 weights
+
+
+class Odd(nn.Cell):
+    """An operator that ONNX export does not know."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Dense(784, 10)
+        self.flatten = nn.Flatten()
+
+    def construct(self, x):
+        return ms.ops.erfinv(0.1 * ms.ops.tanh(self.fc(self.flatten(x))))
+
+
+def test_onnx_says_where_it_cannot(tmp_path):
+    network = {"network": "tests.scripts.test_tools:Odd", "network_options": {}, "loss": "cross_entropy", "epochs": 1}
+    run = train(tiny_settings(tmp_path, "momentum", **network), console=quiet())
+    with pytest.raises(UserError, match="Odd cannot be exported as onnx: .*; --format mindir takes every network"):
+        export.main([str(run.folder), "--format", "onnx"])
+    assert not list(run.folder.glob("*onnx*"))
+
+
+def test_comparison_is_one_table_and_one_picture(runs, tmp_path, capsys):
+    folders = [str(run.folder) for run in runs]
+    assert compare.main([*folders, "--out", str(tmp_path / "compare.png")]) == 0
+    shown = capsys.readouterr().out
+    assert "momentum" in shown and "adam" in shown and "ms/step" in shown
+    with Image.open(tmp_path / "compare.png") as picture:
+        assert picture.width > 1200
+    first, second = compare.compare([Path(folder) for folder in folders])
+    assert first.best["test_accuracy"] == max(line["test_accuracy"] for line in first.evaluations)
+    assert first.reached(first.best["test_accuracy"]) == first.best
+    assert second.reached(1.1) is None
+
+
+def test_runs_of_different_tasks_are_not_compared(runs, tmp_path):
+    other = train(tiny_settings(tmp_path, "momentum", epochs=1), console=quiet())
+    with pytest.raises(UserError, match="different metrics, test_accuracy, test_error: compare runs of one task"):
+        compare.main([str(runs[0].folder), str(other.folder)])
