@@ -1,6 +1,6 @@
 """The only module that knows Ascend, GPU and CPU apart.
 
-It answers three questions: which target runs, how a convolution is computed there, and which inverse suits it.
+It answers which target runs, how a convolution is computed there, which inverse suits it, and how deep a graph may be.
 Everything else in the package is written once, with operators that MindSpore documents for all three targets.
 
 Convolutions on a CPU
@@ -20,6 +20,11 @@ from pathlib import Path
 
 import mindspore as ms
 
+try:
+    import resource
+except ImportError:  # Windows has no such limit to raise
+    resource = None  # type: ignore[assignment]
+
 TARGETS = ("CPU", "GPU", "Ascend")
 INVERSES = ("lapack", "cholesky", "newton-schulz")
 CONVOLUTIONS = ("native", "patches")
@@ -28,6 +33,9 @@ CONVOLUTION_VARIABLE = "THOR_CONVOLUTION"
 #: What inverts a damped block best: LAPACK on the host where the tensors are there already, batched Cholesky where
 #: ``ops.cholesky`` exists (GPU, CPU), matrix products alone where only they are fast (Ascend).
 _INVERSE_OF_TARGET = {"CPU": "lapack", "GPU": "cholesky", "Ascend": "newton-schulz"}
+
+_RECURSION_LIMIT = 10_000
+_STACK = 256 * 2**20
 
 #: oneDNN instruction-set caps under which the native convolution is the fast AVX2 one.
 _CAPS_BELOW_AVX512 = {"SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2"}
@@ -74,6 +82,20 @@ def select(target: str = "auto") -> str:
 def current() -> str:
     """The target MindSpore runs on: ``"CPU"``, ``"GPU"`` or ``"Ascend"``."""
     return str(ms.get_context("device_target"))
+
+
+def allow_deep_graphs() -> None:
+    """Let MindSpore's compiler follow as many nested calls as a step over 54 layers takes; its own limit is 1000.
+
+    It follows them on the stack of this process, which the system lets grow to 8 MiB unless it is told otherwise.
+    """
+    ms.set_recursion_limit(_RECURSION_LIMIT)
+    if resource is None:
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
+    if soft != resource.RLIM_INFINITY and soft < _STACK:
+        room = _STACK if hard == resource.RLIM_INFINITY else min(_STACK, hard)
+        resource.setrlimit(resource.RLIMIT_STACK, (room, hard))
 
 
 def inverse_method(requested: str | None = None) -> str:

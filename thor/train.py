@@ -16,6 +16,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
+from thor import device
 from thor.blocks import check_int
 from thor.diagnose import first_bad_layer
 from thor.layers import int_parameter
@@ -57,6 +58,7 @@ class TrainStep(nn.Cell):
         self.network, self.optimizer = net, optimizer
         object.__setattr__(self, "loss_fn", loss_fn)
         self._jit = bool(jit)
+        device.allow_deep_graphs()
         self._weights = optimizer.inner.parameters
         self.compilations = 0  # curvature graphs built so far
         if not optimizer.options.auto:  # else the first step chooses the blocks; a Cell takes a name's Parameter once
