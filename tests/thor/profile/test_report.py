@@ -44,7 +44,7 @@ def test_without_convolutions_there_is_one_order():
 def test_the_splits_are_compared_by_error_and_cosine():
     text = shown(profile())
     assert "0.650 | 0.600" in text and "0.065 | 0.800" in text
-    assert "Trust the cosine most" in text
+    assert "Trust the error most, then the cosine" in text
     assert "block+rank" not in shown(profile(details=False))
 
 
