@@ -122,7 +122,7 @@ def test_a_set_that_cannot_be_read_ends_the_run(training, tmp_path):
 
 
 def test_more_than_a_tenth_unreadable_ends_the_run(tmp_path):
-    """22 of 100: more than a few, and more than a tenth; threads may find the last two at once. 20 are still skipped."""
+    """22 of 100: more than a few, and more than a tenth; threads may find the last two at once. 20 are skipped."""
     (tmp_path / "n00000001").mkdir(parents=True)
     good = imagenet_samples.samples("imagenet")[0][0].read_bytes()
     for number in range(100):
