@@ -170,15 +170,18 @@ class Momentum(FirstOrder):
             raise ValueError(f"gradients must be {self.param_length}, one for each parameter, but got {len(gradients)}")
         gradients = self.scale_grad(self.gradients_centralization(self.decay_weight(gradients)))
         share = ops.where(self.global_step.reshape(()) == 0, Tensor(1, self.beta.dtype), self.beta)
-        self.map_with_rates(self._move, share, self.parameters, self.velocities, gradients)
+        # read once: a Parameter that is read after an update of a weight is loaded anew for each weight
+        shared = (share, self.alpha.value(), self.norm_coefficient.value())
+        self.map_with_rates(self._move, shared, self.parameters, self.velocities, gradients)
         return self.assignadd(self.global_step, self.global_step_increase_tensor)
 
-    def _move(self, share, rate, param, velocity, gradient):
+    def _move(self, shared, rate, param, velocity, gradient):
         dtype = working_type(param.dtype)
-        rate, keep, share = rate.astype(dtype), self.alpha.astype(dtype), share.astype(dtype)
-        x, g = param.astype(rate.dtype), gradient.astype(rate.dtype)
+        share, alpha, norm_coefficient = shared
+        rate, keep, share = rate.astype(dtype), alpha.astype(dtype), share.astype(dtype)
+        g = gradient.astype(rate.dtype)
         if self.has_norm:
-            g = self.norm_coefficient.astype(rate.dtype) * x + g
+            g = norm_coefficient.astype(rate.dtype) * param.astype(rate.dtype) + g
         taken = g
         if not self.takes_all:
             taken = share * g
@@ -188,7 +191,7 @@ class Momentum(FirstOrder):
             if self.nesterov:
                 direction = g + keep * v
             ops.assign(velocity, v.astype(velocity.dtype))
-            return ops.assign(param, (x - rate * direction).astype(param.dtype))
+            return ops.assign(param, (param.astype(rate.dtype) - rate * direction).astype(param.dtype))
         # the standard form is MindSpore's kernel, in one pass; its Nesterov is silently ignored on a CPU
         return self.fused(param, velocity, rate, taken, keep)
 
