@@ -10,6 +10,10 @@ What plain blocks lose is the strong direction that every block shares. The two 
     "block"       A ~ D                       the paper's split
     "block+mean"  A ~ D + u u^T               u: the mean of the rows that A sums, D: blocks of A - u u^T
     "block+rank"  A ~ D + Z W^-1 Z^T          Z = A Q, W = Q^T A Q for a tracked subspace Q (Nystroem)
+
+A bias's coordinate is the constant 1, so A - u u^T is zero in its row and column: "block+mean" cuts the inputs alone
+and keeps the bias *apart*, as one number beside the blocks. 784 inputs are 7 blocks of 112 without any padding, and 128
+inputs in one block of 128 lose nothing at all.
 """
 
 from __future__ import annotations
@@ -27,18 +31,33 @@ _ALIGN_FROM = 32
 
 @dataclass(frozen=True)
 class Cut:
-    """One factor's cut: ``count`` blocks of ``size`` rows cover ``dim`` rows; ``rank`` columns are kept beside them."""
+    """One factor's cut: ``count`` blocks of ``size`` rows cover ``dim`` rows; ``rank`` columns are kept beside them.
+
+    With ``bias_apart`` the blocks cover all rows but the last, the bias's.
+    """
 
     dim: int
     size: int
     count: int
     split: str = "block"
     rank: int = 0
+    bias_apart: bool = False
 
     @property
     def padded(self) -> int:
-        """Rows that the blocks cover: at least ``dim``."""
+        """Rows that the blocks cover."""
         return self.size * self.count
+
+    @property
+    def thin(self) -> int:
+        """Rows of what is kept beside the blocks: theirs, and the bias's where it stands apart."""
+        return self.padded + self.bias_apart
+
+    @property
+    def kept(self) -> list[int]:
+        """Which of the :attr:`thin` rows are rows of the factor, and no padding."""
+        inside = range(self.dim - self.bias_apart)
+        return [*inside, self.padded] if self.bias_apart else [*inside]
 
 
 def even_cut(dim: int, block_size: int) -> tuple[int, int]:
@@ -107,14 +126,20 @@ class BlockPlan:
         sizes = next((s for pattern, s in self.layers.items() if re.search(pattern, layer)), self.block_size)
         return sizes["ag".index(side)] if isinstance(sizes, tuple) else sizes
 
-    def cut(self, dim: int, layer: str = "", side: str = "a") -> Cut:
-        """The cut of a factor of ``dim`` rows in ``layer``. A factor that fits one block is kept whole, and exact."""
+    def cut(self, dim: int, layer: str = "", side: str = "a", *, bias: bool = False) -> Cut:
+        """The cut of a factor of ``dim`` rows in ``layer``. A factor that fits one block is kept whole, and exact.
+
+        ``bias`` tells that the last row is a bias's.
+        """
         block_size = self.block_size_of(layer, side)
         size, count = even_cut(dim, block_size)
         if count == 1 or self.split == "block":
             return Cut(dim, size, count)
-        rank = 1 if self.split == "block+mean" else min(self.rank, dim)
-        return Cut(dim, size, count, self.split, rank)
+        if self.split == "block+rank":
+            return Cut(dim, size, count, self.split, min(self.rank, dim))
+        if bias:
+            return Cut(dim, *even_cut(dim - 1, block_size), self.split, 1, bias_apart=True)
+        return Cut(dim, size, count, self.split, 1)
 
     def describe(self) -> str:
         """One line for logs and errors."""

@@ -216,9 +216,9 @@ def attach(target: Target, a_cut, g_cut, a_parameters, g_parameters, order: str 
 def _attach_two(cell, target, a_cut, g_cut, a_parameters, g_parameters, order) -> list[Port]:
     """A port on the input and one on the output before activation."""
     geometry = convolution.Geometry(cell) if target.kind == "conv" else None
-    homogeneous = target.bias is not None
-    inputs = Features(f"{target.kind}_input", homogeneous, geometry, target.copies, order)
-    outputs = Features(f"{target.kind}_output", homogeneous, geometry, target.copies, order)
+    in_features = target.bias is not None and not a_cut.bias_apart
+    inputs = Features(f"{target.kind}_input", in_features, geometry, target.copies, order)
+    outputs = Features(f"{target.kind}_output", False, geometry, target.copies, order)
     thor_input = Port(InputTap(Statistics(inputs, a_cut)), *a_parameters)
     thor_output = Port(OutputTap(Statistics(outputs, g_cut)), *g_parameters)
     original = type(cell)

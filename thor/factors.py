@@ -142,10 +142,21 @@ def scaled_mean(features, scale):
     return (features.sum(-1) * (scale / features.shape[2]) ** 0.5).expand_dims(-1)
 
 
+def with_bias_mean(mean, scale, rows):
+    """The scaled mean [c, n b, 1] with that of a bias's constant 1 behind it, sqrt(scale R)."""
+    return ops.cat((mean, ops.full((mean.shape[0], 1, 1), (scale * rows) ** 0.5, dtype=ms.float32)), 1)
+
+
 def sketch(features, scale, probe):
     """Z = scale * X (X^T Q), [c, n b, r] for Q [c, n b, r]: the factor applied to Q without forming it."""
     rows = ops.BatchMatMul(transpose_a=True)(probe, features)
     return ops.BatchMatMul(transpose_b=True)(features, rows) * scale
+
+
+def bias_trace(beside, uses):
+    """The bias's share of each copy's trace, [c], where it stands apart: the square of its entry of the mean."""
+    entry = beside.reshape(beside.shape[0], -1)[:, -1]
+    return entry * entry / ops.maximum(uses, ops.ones_like(uses))
 
 
 def traces(blocks):

@@ -54,9 +54,7 @@ class HostAlgebra:
         """D [c n, b, b]."""
         blocks = factor.blocks.asnumpy()
         if u is not None:
-            cut = factor.cut
-            parts = u.astype(np.float32).reshape(factor.copies, cut.rank, cut.count, cut.size)
-            parts = parts.transpose(0, 2, 1, 3)
+            parts = _by_block(factor, u)
             blocks = blocks - parts.transpose(0, 1, 3, 2) @ parts
         return blocks.reshape(-1, factor.cut.size, factor.cut.size)
 
@@ -108,8 +106,8 @@ class DeviceAlgebra:
         blocks = ops.reshape(factor.blocks, (-1, cut.size, cut.size))
         if u is None:
             return blocks
-        parts = u.astype(np.float32).reshape(factor.copies, cut.rank, cut.count, cut.size).transpose(0, 2, 1, 3)
-        return self._correction(blocks, self.tensor(parts.reshape(-1, cut.rank, cut.size)))
+        parts = _by_block(factor, u).reshape(-1, cut.rank, cut.size)
+        return self._correction(blocks, self.tensor(parts))
 
     def invert(self, stacked: list, damping: np.ndarray):
         size = stacked[0].shape[-1]
@@ -139,6 +137,13 @@ class DeviceAlgebra:
 
     def tensor(self, blocks) -> Tensor:
         return blocks if isinstance(blocks, Tensor) else Tensor(np.ascontiguousarray(blocks, np.float32))
+
+
+def _by_block(factor: Factor, u: np.ndarray) -> np.ndarray:
+    """U [c, r, n b (+1)] as [c, n, r, b] float32, without a bias that stands apart."""
+    cut = factor.cut
+    inside = u[:, :, : cut.padded].astype(np.float32)
+    return inside.reshape(factor.copies, cut.rank, cut.count, cut.size).transpose(0, 2, 1, 3)
 
 
 class Inverter:
@@ -199,7 +204,11 @@ class Inverter:
     def _store(self, job: Job, x, u: np.ndarray | None, blocks) -> None:
         factor = job.factor
         if u is not None:
-            s = self.algebra.times(x, u.transpose(0, 2, 1))
+            s = self.algebra.times(x, u[:, :, : factor.cut.padded].transpose(0, 2, 1))
+            if factor.bias_inverse is not None:
+                alone = 1.0 / np.maximum(job.damping, np.finfo(np.float32).tiny)  # its row of D is the damping
+                s = np.concatenate([s, u[:, :, -1:].transpose(0, 2, 1) * alone[:, None, None]], 1)
+                job.results.append((factor.bias_inverse, Tensor(alone.astype(np.float32))))
             small = np.eye(factor.cut.rank) + u @ s
             t = s @ np.linalg.inv((small + small.transpose(0, 2, 1)) / 2)
             if not (np.isfinite(s).all() and np.isfinite(t).all()):

@@ -9,6 +9,8 @@ inverse, refreshed when the trace rule says so). Both are Parameters, so a check
                uses   [1]            how often the layer runs in one forward pass
     cache      inverse [c, n, b, b]  D^-1, D the damped blocks of what stands beside them
                s, t   [c, n b, r]    Woodbury: (D + U^T U)^-1 = D^-1 - s t^T
+               bias_inverse [c]      D^-1 of a bias that stands apart (blocks.py): its row of D is the damping alone,
+                                     and beside, s and t have n b + 1 rows
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ class Factor:
         self.name, self.cut, self.copies = name, cut, copies
         self.diagonal = diagonal  # by the layer's kind, not because the plan cuts that small
         blocks = (copies, cut.count, cut.size, cut.size)
-        thin = (copies, cut.padded, cut.rank) if cut.rank else (1,)
+        thin = (copies, cut.thin, cut.rank) if cut.rank else (1,)
         self.blocks = parameter(f"{name}.blocks", np.zeros(blocks, np.float32))
         self.beside = parameter(f"{name}.beside", np.zeros(thin, np.float32))
         self.probe = parameter(f"{name}.probe", self._first_probe(thin))
@@ -48,6 +50,7 @@ class Factor:
         self.inverse = parameter(f"{name}.inverse", identity)
         self.s = parameter(f"{name}.s", np.zeros(thin, np.float32))
         self.t = parameter(f"{name}.t", np.zeros(thin, np.float32))
+        self.bias_inverse = parameter(f"{name}.bias_inverse", np.ones(copies, np.float32)) if cut.bias_apart else None
 
     def _first_probe(self, thin: tuple[int, ...]) -> np.ndarray:
         """Orthonormal random directions, the same in every run: seeded by the factor's name."""
@@ -72,7 +75,8 @@ class Factor:
     @property
     def parameters(self) -> tuple[Parameter, ...]:
         """Everything, for checkpoints."""
-        return (*self.estimates, self.probe, self.inverse, self.s, self.t)
+        apart = () if self.bias_inverse is None else (self.bias_inverse,)
+        return (*self.estimates, self.probe, self.inverse, self.s, self.t, *apart)
 
     def dense(self) -> np.ndarray:
         """The factor as it is approximated, [c, dim, dim] float32: blocks, and what stands beside them.
@@ -82,28 +86,34 @@ class Factor:
         blocks = self.blocks.asnumpy()
         if self.diagonal:
             return blocks.reshape(self.copies, -1).copy()
-        full = assemble(blocks)
+        full = assemble(blocks, self.cut.thin)
         beside = directions(self)
         if beside is not None:
             shared = np.einsum("cri,crj->cij", beside, beside)
-            inside = np.kron(np.eye(self.cut.count), np.ones((self.cut.size, self.cut.size))) > 0
+            inside = assemble(np.ones((1, *blocks.shape[1:])), self.cut.thin) > 0
             full = np.where(inside, full, shared)  # inside a block the factor itself, outside U^T U
-        return full[:, : self.cut.dim, : self.cut.dim].astype(np.float32)
+        return self._without_padding(full)
 
     def dense_inverse(self) -> np.ndarray:
         """The damped inverse as it is applied, [c, dim, dim] float32, or [c, dim] where it is diagonal."""
         if self.diagonal:
             return self.inverse.asnumpy().reshape(self.copies, -1).copy()
-        full = assemble(self.inverse.asnumpy())
+        full = assemble(self.inverse.asnumpy(), self.cut.thin)
+        if self.bias_inverse is not None:
+            full[:, -1, -1] = self.bias_inverse.asnumpy()
         if self.cut.rank:
             full = full - self.s.asnumpy() @ self.t.asnumpy().transpose(0, 2, 1)
-        return full[:, : self.cut.dim, : self.cut.dim].astype(np.float32)
+        return self._without_padding(full)
+
+    def _without_padding(self, full: np.ndarray) -> np.ndarray:
+        kept = self.cut.kept
+        return full[:, kept][:, :, kept].astype(np.float32)
 
 
-def assemble(blocks: np.ndarray) -> np.ndarray:
-    """[c, n, b, b] on the diagonal of [c, n b, n b]."""
+def assemble(blocks: np.ndarray, rows: int) -> np.ndarray:
+    """[c, n, b, b] on the diagonal of [c, rows, rows], zero elsewhere."""
     copies, count, size, _ = blocks.shape
-    full = np.zeros((copies, count * size, count * size), blocks.dtype)
+    full = np.zeros((copies, rows, rows), blocks.dtype)
     for index in range(count):
         part = slice(index * size, (index + 1) * size)
         full[:, part, part] = blocks[:, index]
@@ -189,7 +199,7 @@ def cuts_of(target: Target, plan: BlockPlan) -> tuple[Cut, Cut]:
         # its sums are balanced with a square root, with which a mean would not scale
         plain = Cut(g_cut.dim, g_cut.size, g_cut.count) if g_cut.split == "block+mean" else g_cut
         return diagonal_cut(target.a_dim), plain
-    return plan.cut(target.a_dim, target.name, "a"), g_cut
+    return plan.cut(target.a_dim, target.name, "a", bias=target.bias is not None), g_cut
 
 
 def _scale_powers(kind: str, g_cut: Cut) -> tuple[int, int, int]:

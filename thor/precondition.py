@@ -5,7 +5,8 @@ With D^-1 in blocks [c, n, b, b] and Woodbury's thin s, t [c, n b, r], an invers
     (D + U^T U)^-1 x = D^-1 x - s (t^T x).
 
 The gradient of a layer is laid out as [c, O, I (+1)]: c copies (groups), O outputs, I inputs, the bias's gradient as
-the last column, as A has its coordinate last. It is padded once, and cut back once.
+the last column, as A has its coordinate last. It is padded once, and cut back once. Where the bias stands apart
+(blocks.py), its gradient stays a column of its own, and a weight that needs no padding is only reshaped.
 """
 
 from __future__ import annotations
@@ -22,6 +23,25 @@ def precondition(x, a_inverse, a_s, a_t, g_inverse, g_s, g_t):
     y = multiply_right(x, a_inverse)
     if a_s.ndim == 3:
         y = y - ops.BatchMatMul(transpose_b=True)(ops.bmm(x, a_s), a_t)
+    return precondition_rows(y, g_inverse, g_s, g_t)
+
+
+def precondition_with_bias(x, b, a_inverse, a_s, a_t, bias_inverse, g_inverse, g_s, g_t):
+    """G^-1 [X b] A^-1 for X [c, O', I'] and the bias's gradient b [c, O', 1] apart: the two parts of the result.
+
+    With q = X s_x + b s_b, the right factor gives X D^-1 - q t_x^T and b d^-1 - q t_b.
+    """
+    sizes = [x.shape[2], 1]
+    s, s_bias = ops.split(a_s, sizes, 1)
+    t, t_bias = ops.split(a_t, sizes, 1)
+    q = ops.bmm(x, s) + b * s_bias
+    y = multiply_right(x, a_inverse) - ops.BatchMatMul(transpose_b=True)(q, t)
+    z = b * bias_inverse.reshape(-1, 1, 1) - q * t_bias
+    return precondition_rows(y, g_inverse, g_s, g_t), precondition_rows(z, g_inverse, g_s, g_t)
+
+
+def precondition_rows(y, g_inverse, g_s, g_t):
+    """G^-1 Y for a padded Y [c, O', m]."""
     if g_s.ndim == 3:
         return multiply_left(y, g_inverse) - ops.bmm(g_s, ops.BatchMatMul(transpose_a=True)(g_t, y))
     return multiply_left(y, g_inverse)

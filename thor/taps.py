@@ -44,6 +44,7 @@ class Statistics(nn.Cell):
         super().__init__(auto_prefix=False)
         self.features = features
         self.size, self.count, self.padded, self.split = cut.size, cut.count, cut.padded, cut.split
+        self.bias_apart = cut.bias_apart
 
     def construct(self, x, probe):
         features, scale = self.features(x)
@@ -52,6 +53,8 @@ class Statistics(nn.Cell):
         beside = ops.zeros_like(probe)
         if self.split == "block+mean":
             beside = factors.scaled_mean(features, scale)
+            if self.bias_apart:
+                beside = factors.with_bias_mean(beside, scale, features.shape[2])
         elif self.split == "block+rank":
             beside = factors.sketch(features, scale, probe)
         return blocks, beside, ops.ones((1,), ms.float32)

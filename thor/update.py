@@ -7,7 +7,7 @@ from mindspore import ParameterTuple, nn, ops
 
 from thor import factors
 from thor.layers import Layer
-from thor.precondition import from_matrix, precondition, to_matrix
+from thor.precondition import from_matrix, precondition, precondition_with_bias, to_matrix
 
 PER_LAYER = 6  # (blocks, beside, uses) of A and of G; likewise (inverse, s, t) of columns and of rows
 
@@ -23,6 +23,7 @@ class Estimate(nn.Cell):
         super().__init__(auto_prefix=False)
         self.estimates = ParameterTuple([p for layer in layers for p in layer.estimates])
         self.powers = tuple(layer.powers for layer in layers)
+        self.bias_apart = tuple(layer.a.cut.bias_apart for layer in layers)
         self.count = len(layers)
 
     def construct(self, gain, inverse_scale, fresh):
@@ -33,12 +34,15 @@ class Estimate(nn.Cell):
             rate = gain[i]
             powers = self.powers[i]
             a_blocks = self._average(j, rate, fresh[j] * by_power[powers[0]])
-            self._average(j + 1, rate, fresh[j + 1])
-            self._average(j + 2, rate, fresh[j + 2])
+            a_beside = self._average(j + 1, rate, fresh[j + 1])
+            a_uses = self._average(j + 2, rate, fresh[j + 2])
             g_blocks = self._average(j + 3, rate, fresh[j + 3] * by_power[powers[1]])
             self._average(j + 4, rate, fresh[j + 4] * by_power[powers[2]])
             self._average(j + 5, rate, fresh[j + 5])
-            traces += (factors.traces(a_blocks), factors.traces(g_blocks))
+            a_trace = factors.traces(a_blocks)
+            if self.bias_apart[i]:
+                a_trace = a_trace + factors.bias_trace(a_beside, a_uses)
+            traces += (a_trace, factors.traces(g_blocks))
         return ops.cat(traces)
 
     def _average(self, index, rate, fresh):
@@ -64,6 +68,9 @@ class Update(nn.Cell):
         self.inner = inner
         self.weights = inner.parameters
         self.caches = ParameterTuple([p for y in layers for f in (y.columns, y.rows) for p in (f.inverse, f.s, f.t)])
+        apart = [i for i, layer in enumerate(layers) if layer.a.bias_inverse is not None]
+        self.bias_inverses = ParameterTuple([layers[i].a.bias_inverse for i in apart])
+        self.bias_inverse_at = tuple(apart.index(i) if i in apart else -1 for i in range(len(layers)))
         position = {id(weight): index for index, weight in enumerate(inner.parameters)}
         self.weight_at = tuple(position[id(layer.weight)] for layer in layers)
         self.bias_at = tuple(-1 if layer.bias is None else position[id(layer.bias)] for layer in layers)
@@ -120,12 +127,17 @@ class Update(nn.Cell):
             of_rows, of_columns = self.caches[j + 3], self.caches[j]
             rows = of_rows.shape[1] * of_rows.shape[2]
             columns = of_columns.shape[1] * of_columns.shape[2]
-            matrix = precondition(
-                to_matrix(weight, bias, self.copies[i], rows, columns, self.positions[i]).astype(ms.float32),
-                self.caches[j], self.caches[j + 1], self.caches[j + 2],
-                self.caches[j + 3], self.caches[j + 4], self.caches[j + 5],
-            )  # fmt: skip
-            made += from_matrix(matrix, weight, bias, self.copies[i], self.positions[i])
+            right = (self.caches[j], self.caches[j + 1], self.caches[j + 2])
+            left = (of_rows, self.caches[j + 4], self.caches[j + 5])
+            copies, positions, apart = self.copies[i], self.positions[i], self.bias_inverse_at[i]
+            if apart < 0:
+                matrix = to_matrix(weight, bias, copies, rows, columns, positions).astype(ms.float32)
+                made += from_matrix(precondition(matrix, *right, *left), weight, bias, copies, positions)
+            else:
+                matrix = to_matrix(weight, None, copies, rows, columns, positions).astype(ms.float32)
+                column = to_matrix(bias, None, copies, rows, 1).astype(ms.float32)
+                matrix, column = precondition_with_bias(matrix, column, *right, self.bias_inverses[apart], *left)
+                made += from_matrix(matrix, weight, None, copies, positions) + from_matrix(column, bias, None, copies)
         return made
 
     def _limited(self, directions, products):

@@ -34,12 +34,13 @@ class LayerStatistics:
     mean_a: np.ndarray
     mean_g: np.ndarray
     gradient: np.ndarray
+    bias: bool  # whether A's last coordinate is a bias's
 
     @property
     def shapes(self) -> tuple[FactorShape, FactorShape]:
         """Of A and of G."""
         return (
-            FactorShape(self.name, "a", self.a.shape[1], self.a.shape[0]),
+            FactorShape(self.name, "a", self.a.shape[1], self.a.shape[0], self.bias),
             FactorShape(self.name, "g", self.g.shape[1], self.g.shape[0]),
         )
 
@@ -47,9 +48,9 @@ class LayerStatistics:
 def shapes_of(targets: Sequence[capture.Target]) -> list[FactorShape]:
     """The two factors of every layer, without gathering them."""
     return [
-        FactorShape(target.name, side, dim, target.copies)
+        FactorShape(target.name, side, dim, target.copies, bias)
         for target in targets
-        for side, dim in (("a", target.a_dim), ("g", target.g_dim))
+        for side, dim, bias in (("a", target.a_dim, target.bias is not None), ("g", target.g_dim, False))
     ]
 
 
@@ -109,7 +110,7 @@ class _Slots:
         return LayerStatistics(
             self.target.name, self.target.kind, shape[2] * shape[3] if self.target.kind == "conv" else 1,
             a[:, 0], g[:, 0], mean_a[:, :, 0] / np.sqrt(max(1.0, uses_a[0])),
-            mean_g[:, :, 0] / np.sqrt(max(1.0, uses_g[0])), gradient,
+            mean_g[:, :, 0] / np.sqrt(max(1.0, uses_g[0])), gradient, bias is not None,
         )  # fmt: skip
 
 
@@ -118,7 +119,7 @@ def gather(
     targets: Sequence[capture.Target], on_batch: Callable[[], None] = lambda: None,
 ) -> list[LayerStatistics]:  # fmt: skip
     """Statistics of ``targets``, averaged over ``batches()``. The network is left as it was, but for its buffers."""
-    patched = any(type(cell) is convolution.PatchConv2d for _, cell in net.cells_and_names())
+    patched = convolution.has_patches(net)
     try:
         device.fast_convolutions(net)
         slots = [_Slots(target) for target in targets]

@@ -72,7 +72,7 @@ def choose_per_layer(profile: Profile, budget: float = math.inf, order: str = "c
         total -= costs[k][at[k]] - costs[k][j]
         at[k] = j
     chosen = [options[k][i] for k, i in enumerate(at)]
-    above = tuple(f.shape.name for k, f in enumerate(factors) if losses[k][at[k]] >= profile.threshold)
+    above = tuple(f.name for k, f in enumerate(factors) if losses[k][at[k]] >= profile.threshold)
     names = [layer.name for layer in profile.layers]
     sizes = {name: (chosen[2 * k], chosen[2 * k + 1]) for k, name in enumerate(names)}
     return LayerPlan(sizes, float(total), above)

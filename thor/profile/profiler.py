@@ -154,8 +154,8 @@ def _check_continues(found: Profile, wanted: Profile, shapes: Sequence[timing.Fa
     here = wanted.settings | {"dims": wanted.dims} | {key: wanted.environment[key] for key in WHERE}
     dims = {shape.name: (shape.dim, shape.copies) for shape in shapes}
     for factor in found.factors:
-        name = f"the size of {factor.shape.name}"
-        there[name], here[name] = (factor.dim, factor.copies), dims.get(factor.shape.name)
+        name = f"the size of {factor.name}"
+        there[name], here[name] = (factor.dim, factor.copies), dims.get(factor.name)
     for key, value in here.items():
         if there.get(key) != value:
             raise ValueError(f"the interrupted profile has {key} = {there.get(key)!r}, not {value!r}: "
@@ -244,15 +244,15 @@ def _measure_layer(layer: gather.LayerStatistics, dims: Sequence[int], task: Tas
     return LayerMeasure(layer.name, a, g, cosine)
 
 
-def _cuts(dim: int, dims: Sequence[int], split: str, rank: int) -> list[Cut]:
-    return [BlockPlan(block_size=size, split=split, rank=rank).cut(dim) for size in dims]
+def _cuts(shape: timing.FactorShape, dims: Sequence[int], split: str, rank: int) -> list[Cut]:
+    return [shape.cut(BlockPlan(block_size=size, split=split, rank=rank)) for size in dims]
 
 
 def _measure_factor(
     shape: timing.FactorShape, kind: str, factor: np.ndarray, mean: np.ndarray, norm: float, positions: int,
     dims: Sequence[int], task: Task,
 ) -> FactorMeasure:  # fmt: skip
-    plain = _cuts(shape.dim, dims, "block", task.rank)
+    plain = _cuts(shape, dims, "block", task.rank)
     loss = {"channel": [spectral.spectral_loss(factor, cut, norm) for cut in plain]}
     error: dict[str, list[float]] = {}
     if task.details:
@@ -261,9 +261,9 @@ def _measure_factor(
             moved = np.ascontiguousarray(factor[:, order[:, None], order[None, :]])
             loss["position"] = [spectral.spectral_loss(moved, cut, norm) for cut in plain]
         for split in SPLITS_MEASURED:
-            cuts = _cuts(shape.dim, dims, split, task.rank)
+            cuts = _cuts(shape, dims, split, task.rank)
             error[split] = [
-                0.0 if cut.count == 1 else spectral.Split(factor, cut, mean).error(norm) for cut in cuts
+                0.0 if cut.size == cut.dim else spectral.Split(factor, cut, mean).error(norm) for cut in cuts
             ]  # fmt: skip
     return FactorMeasure(shape.layer, shape.side, kind, shape.dim, shape.copies, norm, loss, error)
 
@@ -289,12 +289,8 @@ def _cosines(layer: gather.LayerStatistics, dims: Sequence[int], task: Task) -> 
     cosines: dict[str, list[float]] = {}
     for split in SPLITS_MEASURED:
         values = []
-        for cut_a, cut_g in zip(
-            _cuts(layer.a.shape[1], dims, split, task.rank),
-            _cuts(layer.g.shape[1], dims, split, task.rank),
-            strict=True,
-        ):
-            if cut_a.count == 1 and cut_g.count == 1:
+        for cut_a, cut_g in zip(*(_cuts(shape, dims, split, task.rank) for shape in layer.shapes), strict=True):
+            if cut_a.size == cut_a.dim and cut_g.size == cut_g.dim:
                 values.append(1.0)
                 continue
             found = direction(cut_a, cut_g)

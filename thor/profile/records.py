@@ -17,7 +17,7 @@ from typing import Any
 
 from thor.blocks import ORDERS, SPLITS, BlockPlan
 from thor.profile.choice import Crossing, choose, kept_shares, performances
-from thor.profile.timing import FactorShape, Timing, floor_reaches
+from thor.profile.timing import Timing, floor_reaches
 
 FORMAT, VERSION = "thor-profile", 1
 #: What a profile says of the place where it was measured, at least.
@@ -42,9 +42,9 @@ class FactorMeasure:
     error: dict[str, list[float]]  # by split
 
     @property
-    def shape(self) -> FactorShape:
-        """What cutting needs."""
-        return FactorShape(self.layer, self.side, self.dim, self.copies)
+    def name(self) -> str:
+        """As its Parameters are called."""
+        return f"{self.layer}.{self.side}"
 
     def loss_in(self, order: str) -> list[float]:
         """The paper's loss in an order; a factor without kernel positions has one order only."""
@@ -201,8 +201,8 @@ class Profile:
             raise ValueError(f"threshold must lie between 0 and 1, but is {self.threshold}")
         for layer in self.layers:
             for factor in (layer.a, layer.g):
-                self._check_curves(f"{factor.shape.name}: loss", factor.loss, ["channel"])
-                self._check_curves(f"{factor.shape.name}: error", factor.error, self._splits())
+                self._check_curves(f"{factor.name}: loss", factor.loss, ["channel"])
+                self._check_curves(f"{factor.name}: error", factor.error, self._splits())
             self._check_curves(f"{layer.name}: cosine", layer.cosine, self._splits())
         if self.complete:
             for name in ("calls", "blocks", "refreshes"):
@@ -248,7 +248,7 @@ def _layer(data: Mapping[str, Any]) -> LayerMeasure:
     for side in ("a", "g"):
         factor = FactorMeasure(**{key: value for key, value in data[side].items() if key in known})
         if not set(factor.loss) <= set(ORDERS) or not set(factor.error) <= set(SPLITS):
-            raise ValueError(f"unknown order or split in {factor.shape.name}")
+            raise ValueError(f"unknown order or split in {factor.name}")
         factors.append(factor)
     a, g = factors
     return LayerMeasure(data["name"], a, g, dict(data["cosine"]))

@@ -181,7 +181,7 @@ def _draw_losses(profile: Profile, figure: Figure, axes: Axes, norm: LogNorm) ->
     axes.set_xticks(range(len(profile.dims)), [str(dim) for dim in profile.dims])
     every = max(1, -(-len(factors) // 28))
     shown = range(0, len(factors), every)
-    axes.set_yticks(list(shown), [f"{factors[i].shape.name} ({factors[i].dim})" for i in shown], fontsize=7)
+    axes.set_yticks(list(shown), [f"{factors[i].name} ({factors[i].dim})" for i in shown], fontsize=7)
     names = "A and G of every layer" if every == 1 else f"A and G of every layer (every {every}th is named)"
     axes.set(xlabel="block size", title=f"spectral loss of {names}")
     bar = figure.colorbar(image, ax=axes, pad=0.02)

@@ -70,6 +70,7 @@ class Split:
     def __init__(self, factor: Array, cut: Cut, mean: Array | None = None):
         self.factor, self.cut = factor, cut
         self.copies, self.dim = factor.shape[0], factor.shape[1]
+        self.rows = self.dim - cut.bias_apart  # that the blocks cover
         self.beside = _directions(factor, cut, mean)  # U [c, r, d] or None
 
     def blocks(self, correct: bool = True) -> Array:
@@ -77,7 +78,7 @@ class Split:
         cut = self.cut
         blocks = np.zeros((self.copies, cut.count, cut.size, cut.size), np.float32)
         for index in range(cut.count):
-            rows = slice(index * cut.size, min(self.dim, (index + 1) * cut.size))
+            rows = slice(index * cut.size, min(self.rows, (index + 1) * cut.size))
             length = max(0, rows.stop - rows.start)
             part = self.factor[:, rows, rows]
             if correct and self.beside is not None:
@@ -104,13 +105,15 @@ class Split:
         whole = right if thin is None else np.concatenate([right, thin], 1)
         solved = np.empty_like(whole)
         for index in range(self.cut.count):
-            rows = slice(index * self.cut.size, min(self.dim, (index + 1) * self.cut.size))
-            if rows.start >= self.dim:
+            rows = slice(index * self.cut.size, min(self.rows, (index + 1) * self.cut.size))
+            if rows.start >= self.rows:
                 break
             block = self.factor[copy, rows, rows].copy()
             if thin is not None:
                 block -= thin[rows] @ thin[rows].T
             solved[rows] = solve_damped(block, damping, whole[rows])
+        if self.cut.bias_apart:
+            solved[-1] = whole[-1] / damping
         if thin is None:
             return solved
         x, s = solved[:, : right.shape[1]], solved[:, right.shape[1] :]
@@ -173,12 +176,15 @@ def multiply(factor: Array, x: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def multiply_blocks(blocks: Array, x: NDArray[np.float64], dim: int) -> NDArray[np.float64]:
-    """D x for blocks [c, n, b, b]."""
+    """D x for blocks [c, n, b, b]; zero in a row that they do not cover."""
     copies, count, size, _ = blocks.shape
+    covered = min(dim, count * size)
     padded = np.zeros((copies, count * size), np.float32)
-    padded[:, :dim] = x.reshape(copies, dim)
+    padded[:, :covered] = x.reshape(copies, dim)[:, :covered]
     product = blocks @ padded.reshape(copies, count, size, 1)
-    return product.reshape(copies, count * size)[:, :dim].reshape(-1).astype(np.float64)
+    found = np.zeros((copies, dim))
+    found[:, :covered] = product.reshape(copies, count * size)[:, :covered]
+    return found.reshape(-1)
 
 
 def multiply_thin(beside: Array | None, x: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -17,7 +17,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor
 
-from thor.blocks import BlockPlan
+from thor.blocks import BlockPlan, Cut
 from thor.inverter import Inverter, Job
 from thor.layers import Factor
 
@@ -112,11 +112,16 @@ class FactorShape:
     side: str  # "a" | "g"
     dim: int
     copies: int
+    bias: bool = False  # whether the last row is a bias's
 
     @property
     def name(self) -> str:
         """As its Parameters are called."""
         return f"{self.layer}.{self.side}"
+
+    def cut(self, plan: BlockPlan) -> Cut:
+        """As the plan cuts it."""
+        return plan.cut(self.dim, self.layer, self.side, bias=self.bias)
 
 
 class Refresh:
@@ -124,7 +129,7 @@ class Refresh:
 
     def __init__(self, shapes: Sequence[FactorShape], plan: BlockPlan, method: str):
         self.inverter = Inverter(method)
-        self.factors = [Factor(s.name, plan.cut(s.dim, s.layer, s.side), s.copies) for s in shapes]
+        self.factors = [Factor(s.name, s.cut(plan), s.copies) for s in shapes]
         for factor in self.factors:
             cut = factor.cut
             filler = positive_definite(cut.size, factor.copies * cut.count)
@@ -149,9 +154,9 @@ def state_bytes(shapes: Sequence[FactorShape], plan: BlockPlan) -> int:
     """What :attr:`Refresh.bytes` would say, without allocating it."""
     total = 0
     for shape in shapes:
-        cut = plan.cut(shape.dim, shape.layer, shape.side)
-        thin = shape.copies * cut.padded * cut.rank if cut.rank else 1
-        total += 4 * (2 * shape.copies * cut.count * cut.size**2 + 4 * thin + 1)
+        cut = shape.cut(plan)
+        thin = shape.copies * cut.thin * cut.rank if cut.rank else 1
+        total += 4 * (2 * shape.copies * cut.count * cut.size**2 + 4 * thin + 1 + shape.copies * cut.bias_apart)
     return total
 
 
