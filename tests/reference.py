@@ -84,6 +84,14 @@ def with_mean(factor: np.ndarray, mean: np.ndarray, size: int) -> tuple[np.ndarr
     return block_diagonal(factor - shared, size), shared
 
 
+def with_mean_and_bias(factor: np.ndarray, mean: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """The same with blocks of the inputs alone: D's last row and column, the bias's, are zero."""
+    shared = np.outer(mean, mean)
+    rest = np.zeros_like(factor)
+    rest[:-1, :-1] = block_diagonal((factor - shared)[:-1, :-1], size)
+    return rest, shared
+
+
 def with_rank(factor: np.ndarray, probe: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
     """(D, L) with L = Z W^-1 Z^T, Z = A Q, W = Q^T A Q (Nystroem), D the blocks of what remains."""
     z = factor @ probe

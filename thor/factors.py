@@ -133,18 +133,18 @@ def block_gram(features, scale, size, count):
     return (gram * scale).reshape(copies, count, size, size)
 
 
-def scaled_mean(features, scale):
-    """U [c, n b, 1] with scale * X X^T - u u^T positive semi-definite: u = sqrt(scale / R) * sum of rows.
+def scaled_mean(features, scale, bias_apart=False):
+    """U [c, n b (+1), 1] with scale * X X^T - u u^T positive semi-definite: u = sqrt(scale / R) * sum of rows.
 
     u u^T is R * scale times the outer product of the mean row, the largest share of the mean's direction that can be
-    taken out (Jensen). For a dense layer's A it is the mean input itself.
+    taken out (Jensen). For a dense layer's A it is the mean input itself. With ``bias_apart`` the features have no
+    coordinate for the bias, and the mean of its constant 1, sqrt(scale R), is added behind theirs.
     """
-    return (features.sum(-1) * (scale / features.shape[2]) ** 0.5).expand_dims(-1)
-
-
-def with_bias_mean(mean, scale, rows):
-    """The scaled mean [c, n b, 1] with that of a bias's constant 1 behind it, sqrt(scale R)."""
-    return ops.cat((mean, ops.full((mean.shape[0], 1, 1), (scale * rows) ** 0.5, dtype=ms.float32)), 1)
+    copies, _, rows = features.shape
+    mean = (features.sum(-1) * (scale / rows) ** 0.5).expand_dims(-1)
+    if not bias_apart:
+        return mean
+    return ops.cat((mean, ops.full((copies, 1, 1), (scale * rows) ** 0.5, dtype=ms.float32)), 1)
 
 
 def sketch(features, scale, probe):

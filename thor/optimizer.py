@@ -140,8 +140,10 @@ class THOR(nn.Cell):
         if patched:
             convolution.use_patches(self._net)
         self._take_profile(profile)
+        scale = float(self.scale.asnumpy()[0])
+        self._params.clear()  # the stand-in plan's state: the new one stands in its own order
         self._captured = [Layer(target, self.options.plan) for target in self._targets()]
-        self._name_state(float(self.scale.asnumpy()[0]))
+        self._name_state(scale)
         log_layers(self.layers, self._left_out)
 
     def _name_state(self, scale: float) -> None:

@@ -52,9 +52,7 @@ class Statistics(nn.Cell):
         blocks = factors.block_gram(features, scale, self.size, self.count)
         beside = ops.zeros_like(probe)
         if self.split == "block+mean":
-            beside = factors.scaled_mean(features, scale)
-            if self.bias_apart:
-                beside = factors.with_bias_mean(beside, scale, features.shape[2])
+            beside = factors.scaled_mean(features, scale, self.bias_apart)
         elif self.split == "block+rank":
             beside = factors.sketch(features, scale, probe)
         return blocks, beside, ops.ones((1,), ms.float32)

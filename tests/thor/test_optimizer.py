@@ -20,11 +20,12 @@ def mlp_reference(net, x, y):
     return inputs, grads, [reference.dense_factors(a, g, True) for a, g in zip(inputs, grads, strict=True)]
 
 
-def split_inverse(factor, mean, size, split, damping):
-    size = even_cut(len(factor), size)[0]
+def split_inverse(factor, mean, size, split, damping, bias=False):
     if size >= len(factor) or split == "block":
-        return reference.damped_inverse(reference.block_diagonal(factor, size), damping)
-    return reference.damped_inverse(sum(reference.with_mean(factor, mean, size)), damping)
+        return reference.damped_inverse(reference.block_diagonal(factor, even_cut(len(factor), size)[0]), damping)
+    construction = reference.with_mean_and_bias if bias else reference.with_mean
+    size = even_cut(len(factor) - bias, size)[0]
+    return reference.damped_inverse(sum(construction(factor, mean, size)), damping)
 
 
 @pytest.mark.parametrize(("split", "size"), [("block", 99), ("block", 2), ("block+mean", 2), ("block+mean", 3)])
@@ -40,7 +41,7 @@ def test_the_weight_step_is_lr_times_the_explicit_kronecker_direction(split, siz
         a_mean, g_mean = reference.with_ones(inputs[k]).mean(0), outputs[k].sum(0)
         direction = reference.kron_direction(
             matrix(grads, f"layers.{k}"),
-            split_inverse(a, a_mean, size, split, a_damping),
+            split_inverse(a, a_mean, size, split, a_damping, bias=True),
             split_inverse(g, g_mean, size, split, g_damping),
         )
         moved = (matrix(before, f"layers.{k}") - matrix(after, f"layers.{k}")) / LR
@@ -241,15 +242,16 @@ def test_records_memory_and_repr_say_what_is_there():
         "dense",
         33,
         3,
-        ((5, 7), (1, 3)),
+        ((4, 8), (1, 3)),
     )
     assert (dense.status, dense.refreshes, dense.kept) == ("active", 1, 0)
     memory = optimizer.memory()
-    # A: estimate and inverse 5 x 7 x 7, mean, probe, s, t 35 each, uses 1; G: two 3 x 3, four slots of 1, uses 1
-    assert memory["dense"] == dense.bytes == 4 * (2 * 245 + 4 * 35 + 1 + 2 * 9 + 4 + 1)
+    # A: estimate and inverse 4 x 8 x 8, mean, probe, s, t 33 each with the bias apart, its inverse 1, uses 1;
+    # G: two 3 x 3, four slots of 1, uses 1
+    assert memory["dense"] == dense.bytes == 4 * (2 * 256 + 4 * 33 + 1 + 1 + 2 * 9 + 4 + 1)
     assert memory["total"] == sum(size for name, size in memory.items() if name != "total")
     text = repr(optimizer)
-    assert "step=1" in text and "dense: dense, A 33 (5x7), G 3 (1x3), active, 1 refreshes" in text
+    assert "step=1" in text and "dense: dense, A 33 (4x8), G 3 (1x3), active, 1 refreshes" in text
     with pytest.raises(KeyError, match="no captured layer 'nothing'; there are conv, depthwise, dense"):
         optimizer.factors("nothing")
 

@@ -64,7 +64,7 @@ def test_a_budget_is_kept_and_gives_up_little(share):
     assert plan.seconds <= budget
     assert plan.seconds == pytest.approx(seconds(made, plan.sizes))
     assert lost(made, plan.sizes) >= lost(made, free.sizes)
-    named = [f.shape.name for f in made.factors]
+    named = [f.name for f in made.factors]
     flat = [n for layer in made.layers for n in plan.sizes[layer.name]]
     above = {x for x, f, n in zip(named, made.factors, flat, strict=True) if f.loss["channel"][DIMS.index(n)] >= 0.01}
     assert set(plan.above) == above

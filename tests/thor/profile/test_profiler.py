@@ -68,10 +68,14 @@ def test_losses_errors_and_cosines_are_those_of_the_gathered_factors(complete):
                 inverses = []
                 sides = zip((measured.a, measured.g), wholes, (layer.mean_a, layer.mean_g), dampings, strict=True)
                 for factor, whole, mean, damping in sides:
-                    cut = BlockPlan(block_size=size, split=split, rank=2).cut(len(whole))
+                    has_bias = layer.bias and factor.side == "a"
+                    cut = BlockPlan(block_size=size, split=split, rank=2).cut(len(whole), bias=has_bias)
                     made = spectral.Split(whole[None].astype(np.float32), cut, mean)
                     thin = 0 if made.beside is None else made.beside[0].T @ made.beside[0]
-                    approximation = reference.block_diagonal(whole - thin, cut.size) + thin
+                    if cut.bias_apart:
+                        approximation = sum(reference.with_mean_and_bias(whole, mean[0], cut.size))
+                    else:
+                        approximation = reference.block_diagonal(whole - thin, cut.size) + thin
                     norm = np.linalg.norm(whole, 2)
                     assert factor.norm == pytest.approx(norm, rel=1e-4)
                     assert factor.error[split][i] == pytest.approx(
@@ -206,7 +210,8 @@ def test_both_orders_of_a_convolution_and_a_refresh_that_is_too_large_to_hold():
     net = Mixed().set_train(False)
     net.conv.set_train(True)
     before, modes = values(net), [(name, cell.training) for name, cell in net.cells_and_names()]
-    largest = max(gather.bytes_of(target) for target in profiler.capture.find(net)[0])
+    targets = profiler.capture.find(net)[0]
+    largest = max(gather.bytes_of(target) for target in targets)
     found = measure(task(net, images, dims=[1, 8], memory=4 * largest))
     assert ["position" in f.loss for f in found.factors] == [True, False, True, False, False, False]
     for factor in found.factors[:4:2]:
@@ -215,7 +220,7 @@ def test_both_orders_of_a_convolution_and_a_refresh_that_is_too_large_to_hold():
         )
     assert {n: measure.timing.repeats == 0 for n, measure in found.refreshes.items()} == {
         n: 3 * timing.state_bytes(
-            [f.shape for f in found.factors], BlockPlan(block_size=n, split="block")) > 4 * largest for n in (1, 8)
+            gather.shapes_of(targets), BlockPlan(block_size=n, split="block")) > 4 * largest for n in (1, 8)
     }  # fmt: skip
     assert [(name, cell.training) for name, cell in net.cells_and_names()] == modes
     assert all(np.array_equal(before[name], value) for name, value in values(net).items()), "BatchNorm's averages"
