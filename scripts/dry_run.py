@@ -105,7 +105,7 @@ def _layers(title: str, plan: Plan, curvature: dict[str, int]) -> Table:
             continue
         row = [
             name.removeprefix(WRAPPED),
-            type(cell).__bases__[0].__name__ if name in captured else type(cell).__name__,
+            getattr(cell, "thor_original", type(cell)).__name__,
         ]
         row.append(f"{sum(p.size for p in own):,}")
         if name in captured:
