@@ -85,7 +85,7 @@ def _steps_per_epoch(settings: TrainSettings, feeds: Feeds | None) -> int | None
     """Steps an epoch, by the data or else by the set's published size."""
     if feeds:
         return whole_steps(settings, len(feeds.train))
-    examples = PUBLISHED_SIZES.get({"mindrecord": "imagenet"}.get(settings.data.name, settings.data.name))
+    examples = PUBLISHED_SIZES.get(settings.data.name)
     if examples is None:
         return None
     return whole_steps(settings, examples // (settings.batch_size * settings.data.ranks))
