@@ -19,6 +19,19 @@ _INITIALIZERS: dict[str, Initializer] = {
 }
 
 
+def conv(in_channels: int, out_channels: int, kernel: int, stride: int, init: str = "he_normal") -> nn.Conv2d:
+    """A convolution without bias, padded by half its kernel; `init` is `he_normal` or `he_uniform`."""
+    return nn.Conv2d(
+        in_channels,
+        out_channels,
+        kernel,
+        stride,
+        pad_mode="pad",
+        padding=kernel // 2,
+        weight_init=_INITIALIZERS[init],
+    )
+
+
 class BasicBlock(nn.Cell):
     """Two 3 x 3 convolutions and a shortcut; the block of ResNet-18 and 34."""
 
@@ -26,9 +39,9 @@ class BasicBlock(nn.Cell):
 
     def __init__(self, in_channels: int, channels: int, stride: int, init: str) -> None:
         super().__init__()
-        self.conv1 = _conv(in_channels, channels, 3, stride, init)
+        self.conv1 = conv(in_channels, channels, 3, stride, init)
         self.bn1 = nn.BatchNorm2d(channels)
-        self.conv2 = _conv(channels, channels, 3, 1, init)
+        self.conv2 = conv(channels, channels, 3, 1, init)
         self.bn2 = nn.BatchNorm2d(channels)
         self.relu = nn.ReLU()
         self.downsample = _shortcut(in_channels, channels, stride, init)
@@ -52,11 +65,11 @@ class Bottleneck(nn.Cell):
     def __init__(self, in_channels: int, channels: int, stride: int, init: str) -> None:
         super().__init__()
         outputs = channels * self.expansion
-        self.conv1 = _conv(in_channels, channels, 1, 1, init)
+        self.conv1 = conv(in_channels, channels, 1, 1, init)
         self.bn1 = nn.BatchNorm2d(channels)
-        self.conv2 = _conv(channels, channels, 3, stride, init)
+        self.conv2 = conv(channels, channels, 3, stride, init)
         self.bn2 = nn.BatchNorm2d(channels)
-        self.conv3 = _conv(channels, outputs, 1, 1, init)
+        self.conv3 = conv(channels, outputs, 1, 1, init)
         self.bn3 = nn.BatchNorm2d(outputs)
         self.relu = nn.ReLU()
         self.downsample = _shortcut(in_channels, outputs, stride, init)
@@ -98,7 +111,7 @@ class ResNet(nn.Cell):
         super().__init__()
         if init not in _INITIALIZERS:
             raise ValueError(f"init must be one of {', '.join(_INITIALIZERS)}, and is {init!r}")
-        self.conv1 = _conv(in_channels, 64, 7, 2, init)
+        self.conv1 = conv(in_channels, 64, 7, 2, init)
         self.bn1 = nn.BatchNorm2d(64)
         self.relu = nn.ReLU()
         self.maxpool = nn.MaxPool2d(3, 2, pad_mode="pad", padding=1)
@@ -160,24 +173,11 @@ def resnet152(
     return ResNet(Bottleneck, (3, 8, 36, 3), num_classes, in_channels, init, zero_init_last)
 
 
-def _conv(in_channels: int, out_channels: int, kernel: int, stride: int, init: str) -> nn.Conv2d:
-    """A convolution without bias, padded by half its kernel."""
-    return nn.Conv2d(
-        in_channels,
-        out_channels,
-        kernel,
-        stride,
-        pad_mode="pad",
-        padding=kernel // 2,
-        weight_init=_INITIALIZERS[init],
-    )
-
-
 def _shortcut(in_channels: int, out_channels: int, stride: int, init: str) -> nn.Cell:
     """The input itself, or a normalised 1 x 1 convolution where the block changes its shape."""
     if stride == 1 and in_channels == out_channels:
         return nn.Identity()
-    return nn.SequentialCell(_conv(in_channels, out_channels, 1, stride, init), nn.BatchNorm2d(out_channels))
+    return nn.SequentialCell(conv(in_channels, out_channels, 1, stride, init), nn.BatchNorm2d(out_channels))
 
 
 def _stage(

@@ -7,7 +7,8 @@ One difference to the paper: where the width doubles, the shortcut is a 1 x 1 co
 from __future__ import annotations
 
 from mindspore import Tensor, nn
-from mindspore.common.initializer import HeNormal
+
+from models.resnet import conv
 
 
 class BasicBlock(nn.Cell):
@@ -15,14 +16,14 @@ class BasicBlock(nn.Cell):
 
     def __init__(self, in_channels: int, out_channels: int, stride: int) -> None:
         super().__init__()
-        self.conv1 = _conv(in_channels, out_channels, 3, stride)
+        self.conv1 = conv(in_channels, out_channels, 3, stride)
         self.norm1 = nn.BatchNorm2d(out_channels)
-        self.conv2 = _conv(out_channels, out_channels, 3, 1)
+        self.conv2 = conv(out_channels, out_channels, 3, 1)
         self.norm2 = nn.BatchNorm2d(out_channels)
         self.relu = nn.ReLU()
         self.shortcut: nn.Cell = nn.Identity()
         if stride != 1 or in_channels != out_channels:
-            self.shortcut = nn.SequentialCell(_conv(in_channels, out_channels, 1, stride), nn.BatchNorm2d(out_channels))
+            self.shortcut = nn.SequentialCell(conv(in_channels, out_channels, 1, stride), nn.BatchNorm2d(out_channels))
 
     def construct(self, x: Tensor) -> Tensor:
         """The block's output, at 1 / stride of the input's size."""
@@ -35,7 +36,7 @@ class ResNetCifar(nn.Cell):
 
     def __init__(self, blocks_per_stage: int, num_classes: int = 10, in_channels: int = 3) -> None:
         super().__init__()
-        self.conv1 = _conv(in_channels, 16, 3, 1)
+        self.conv1 = conv(in_channels, 16, 3, 1)
         self.norm1 = nn.BatchNorm2d(16)
         self.relu = nn.ReLU()
         self.stage1 = _stage(16, 16, blocks_per_stage, stride=1)
@@ -73,19 +74,6 @@ def resnet44(num_classes: int = 10, in_channels: int = 3) -> ResNetCifar:
 def resnet56(num_classes: int = 10, in_channels: int = 3) -> ResNetCifar:
     """ResNet-56: nine blocks a stage."""
     return ResNetCifar(9, num_classes, in_channels)
-
-
-def _conv(in_channels: int, out_channels: int, kernel: int, stride: int) -> nn.Conv2d:
-    """A convolution without bias, padded to keep the size, with He's initial weights."""
-    return nn.Conv2d(
-        in_channels,
-        out_channels,
-        kernel,
-        stride,
-        pad_mode="pad",
-        padding=kernel // 2,
-        weight_init=HeNormal(mode="fan_out", nonlinearity="relu"),
-    )
 
 
 def _stage(in_channels: int, out_channels: int, blocks: int, stride: int) -> nn.SequentialCell:

@@ -27,10 +27,17 @@ from mindspore import Tensor, nn, ops
 import thor
 from models.autoencoder import autoencoder
 from models.lenet import lenet5
-from models.resnet_cifar import resnet20
+from models.resnet import resnet50
+from models.resnet_cifar import resnet8, resnet20
 from thor.update import dot
 
 NEVER = 2**31 - 1
+CLASSIFIERS: dict[str, tuple[Callable[[], nn.Cell], int, tuple[int, int, int, int]]] = {
+    "lenet": (lenet5, 10, (128, 1, 28, 28)),
+    "resnet8": (resnet8, 10, (128, 3, 32, 32)),
+    "resnet20": (resnet20, 10, (128, 3, 32, 32)),
+    "resnet50": (resnet50, 1000, (4, 3, 224, 224)),
+}
 PHASES = ("Momentum", "TrainOneStepCell", "plain", "curvature", "refresh")
 
 
@@ -45,10 +52,9 @@ def network(name: str) -> tuple[nn.Cell, Callable[..., Tensor], tuple[Tensor, Te
     if name == "autoencoder":
         image = Tensor(rng.random((1000, 784), np.float32))
         return autoencoder(), reconstruction, (image, image)
-    shape = (128, 1, 28, 28) if name == "lenet" else (128, 3, 32, 32)
-    net = lenet5() if name == "lenet" else resnet20()
-    labels = Tensor(rng.integers(0, 10, 128).astype(np.int32))
-    return net, nn.CrossEntropyLoss(), (Tensor(rng.standard_normal(shape, np.float32)), labels)
+    make, classes, shape = CLASSIFIERS[name]
+    labels = Tensor(rng.integers(0, classes, shape[0]).astype(np.int32))
+    return make(), nn.CrossEntropyLoss(), (Tensor(rng.standard_normal(shape, np.float32)), labels)
 
 
 def first_order_step(
@@ -162,7 +168,7 @@ def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--network", nargs="+", default=["lenet", "autoencoder", "resnet20"],
-                        choices=["lenet", "autoencoder", "resnet20"])  # fmt: skip
+                        choices=["autoencoder", *CLASSIFIERS])  # fmt: skip
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--split", default="block+mean", choices=["block", "block+mean", "block+rank"])
     parser.add_argument("--out", type=Path)

@@ -19,7 +19,7 @@ from rich.table import Table  # noqa: E402
 
 from scripts.errors import UserError, run_program  # noqa: E402
 from scripts.plot import METRICS_OF_TEST, draw_scores  # noqa: E402
-from scripts.recorder import Line, read_metrics  # noqa: E402
+from scripts.recorder import Line, median_of_steps, read_metrics  # noqa: E402
 from scripts.restore import settings_of  # noqa: E402
 
 WIDTH = 120  # of the table where no terminal says how wide it is
@@ -66,9 +66,7 @@ def read_result(folder: Path, name: str) -> Result:
     if not evaluations:
         raise UserError(f"{folder}: has no evaluation yet (no metrics.jsonl with test results)")
     key = next(key for key in METRICS_OF_TEST if key in evaluations[0])
-    times = sorted(line["ms_per_step"] for line in lines if line["kind"] == "step")
-    middle = times[len(times) // 2] if times else None
-    return Result(name, settings_of(folder).optimizer, key, evaluations, middle)
+    return Result(name, settings_of(folder).optimizer, key, evaluations, median_of_steps(lines))
 
 
 def compare(folders: Sequence[Path]) -> list[Result]:

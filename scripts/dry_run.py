@@ -85,7 +85,7 @@ def _steps_per_epoch(settings: TrainSettings, feeds: Feeds | None) -> int | None
     """Steps an epoch, by the data or else by the set's published size."""
     if feeds:
         return whole_steps(settings, len(feeds.train))
-    examples = PUBLISHED_SIZES.get({"mindrecord": "imagenet"}.get(settings.data.name, settings.data.name))
+    examples = PUBLISHED_SIZES.get(settings.data.name)
     if examples is None:
         return None
     return whole_steps(settings, examples // (settings.batch_size * settings.data.ranks))
@@ -105,7 +105,7 @@ def _layers(title: str, plan: Plan, curvature: dict[str, int]) -> Table:
             continue
         row = [
             name.removeprefix(WRAPPED),
-            type(cell).__bases__[0].__name__ if name in captured else type(cell).__name__,
+            getattr(cell, "thor_original", type(cell)).__name__,
         ]
         row.append(f"{sum(p.size for p in own):,}")
         if name in captured:

@@ -17,7 +17,13 @@ from scripts.settings import TrainSettings
 EVALUATION_BATCH = 1000  # of sets in memory
 FASHION_MEAN, FASHION_STD = 0.2860, 0.3530  # of Fashion-MNIST's training images
 # Images for training as published, for a run that is only planned. Text has no published size.
-PUBLISHED_SIZES = {"fashion_mnist": 60_000, "cifar10": 50_000, "cifar100": 50_000, "imagenet": 1_281_167}
+PUBLISHED_SIZES = {
+    "fashion_mnist": 60_000,
+    "cifar10": 50_000,
+    "cifar100": 50_000,
+    "imagenet": 1_281_167,
+    "mindrecord": 1_281_167,  # ImageNet, converted
+}
 
 
 @dataclass(frozen=True, kw_only=True)

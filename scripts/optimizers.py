@@ -10,7 +10,7 @@ from mindspore import Tensor, nn
 
 from scripts.errors import UserError
 from scripts.first_order_step import FirstOrderStep
-from scripts.schedules import learning_rate_schedule
+from scripts.schedules import over_updates
 from scripts.settings import ThorSettings, TrainSettings
 
 Step = Callable[..., Tensor]
@@ -59,7 +59,7 @@ def _thor(settings: TrainSettings, network: nn.Cell, loss: nn.Cell, steps_per_ep
     optimizer = thor.THOR(
         network,
         thor_rate(settings, updates_per_epoch),
-        thor_damping(own, updates_per_epoch),
+        thor_damping(settings, updates_per_epoch),
         momentum=own.momentum,
         weight_decay=own.weight_decay,
         params=decay_groups(network, settings, own.weight_decay),
@@ -98,13 +98,16 @@ def decay_groups(network: nn.Cell, settings: TrainSettings, decay: float) -> Any
 def thor_rate(settings: TrainSettings, updates_per_epoch: float) -> Callable[[int], float]:
     """The learning rate of thor.THOR over updates."""
     own = settings.thor
-    return learning_rate_schedule(own.learning_rate, own.schedule, settings.epochs, updates_per_epoch)
+    return over_updates(own.learning_rate, own.schedule, settings.epochs, updates_per_epoch)
 
 
-def thor_damping(own: ThorSettings, updates_per_epoch: float) -> Any:
-    """A constant, or the published exponential decay."""
+def thor_damping(settings: TrainSettings, updates_per_epoch: float) -> Any:
+    """A constant, a schedule, or the published exponential decay."""
     from thor.schedules import ExponentialDamping
 
+    own = settings.thor
+    if own.damping_schedule is not None:
+        return over_updates(own.damping, own.damping_schedule, settings.epochs, updates_per_epoch)
     if own.damping_decay == 1.0:
         return own.damping
     return ExponentialDamping(own.damping, own.damping_decay, max(1, round(updates_per_epoch)))
@@ -132,7 +135,7 @@ def _first_order(settings: TrainSettings, network: nn.Cell, loss: nn.Cell, steps
     """An optimizer of first_order and a compiled step around it."""
     own = getattr(settings, settings.optimizer)
     updates_per_epoch = steps_per_epoch / settings.accumulation
-    rate = learning_rate_schedule(own.learning_rate, own.schedule, settings.epochs, updates_per_epoch)
+    rate = over_updates(own.learning_rate, own.schedule, settings.epochs, updates_per_epoch)
     rates = [rate(update) for update in range(max(1, int(updates_per_epoch * settings.epochs)))]
     optimizer = _optimizer(settings.optimizer, own, decay_groups(network, settings, own.weight_decay), rates)
     step = FirstOrderStep(network, loss, optimizer, settings)

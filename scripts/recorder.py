@@ -7,6 +7,7 @@ import json
 import os
 import statistics
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +37,7 @@ class Recorder:
         """Start new files, or go on behind the lines of step `resume_at`."""
         kept = [line for line in read_metrics(folder) if line["step"] <= resume_at] if resume_at is not None else []
         path = folder / METRICS
-        temporary = path.with_suffix(".writing")
-        temporary.write_text("".join(json.dumps(line) + "\n" for line in kept))
-        os.replace(temporary, path)
+        _write_whole(path, "".join(json.dumps(line) + "\n" for line in kept))
         self._file = path.open("a")
         self._tables = [_Table(folder / name, *about) for name, about in TABLES.items()]
         for line in kept:
@@ -135,11 +134,16 @@ def read_metrics(folder: Path) -> list[Line]:
     return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
 
+def median_of_steps(lines: Iterable[Line]) -> float | None:
+    """Milliseconds of a step, the median; None where no step is told of."""
+    times = [line["ms_per_step"] for line in lines if line["kind"] == "step"]
+    return statistics.median(times) if times else None
+
+
 def write_summary(folder: Path, about: Line) -> Line:
     """Write summary.json: what the run was, and its results."""
     lines = read_metrics(folder)
     epochs = [line for line in lines if line["kind"] == "epoch"]
-    times = [line["ms_per_step"] for line in lines if line["kind"] == "step"]
     decisions = Counter(line["decision"] for line in lines if line["kind"] == "refresh")
     stopped = sorted(line["layer"] for line in lines if line.get("decision") == "STOP")
     last = epochs[-1] if epochs else {}
@@ -148,11 +152,16 @@ def write_summary(folder: Path, about: Line) -> Line:
         "epochs": [{key: value for key, value in line.items() if key != "kind"} for line in epochs],
         "steps": last.get("step", 0),
         "seconds": last.get("seconds", 0.0),
-        "median_ms_per_step": statistics.median(times) if times else None,
+        "median_ms_per_step": median_of_steps(lines),
         "refreshes": {name.lower(): decisions[name] for name in DECISIONS},
         "stopped_layers": stopped,
     }
-    temporary = folder / "summary.writing"
-    temporary.write_text(json.dumps(summary, indent=1) + "\n")
-    os.replace(temporary, folder / SUMMARY)
+    _write_whole(folder / SUMMARY, json.dumps(summary, indent=1) + "\n")
     return summary
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """Write a file that has its name only once complete."""
+    temporary = path.with_suffix(".writing")
+    temporary.write_text(text)
+    os.replace(temporary, path)

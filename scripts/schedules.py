@@ -1,4 +1,4 @@
-"""Learning rates over steps, as a configuration describes them."""
+"""Learning rates and damping over updates, as a configuration describes them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Callable
 from scripts.settings import Schedule
 
 
-def learning_rate_schedule(
-    initial: float, schedule: Schedule, epochs: int, updates_per_epoch: float
-) -> Callable[[int], float]:
-    """The learning rate as a function of the update, counted from 0; the first update has the full rate.
+def over_updates(initial: float, schedule: Schedule, epochs: int, updates_per_epoch: float) -> Callable[[int], float]:
+    """The value as a function of the update, counted from 0; the first update has the full one.
 
     The published shape `thor` alone begins one update later: it takes the epoch that an update ends in.
     """
     end_epoch = schedule.end_epoch or float(epochs)
+    if schedule.end_update is not None:
+        end_epoch = schedule.end_update / updates_per_epoch
     if schedule.shape == "thor":
         from thor.schedules import PolynomialRate
 
@@ -23,7 +23,7 @@ def learning_rate_schedule(
             initial, schedule.power, end_epoch, max(1, round(updates_per_epoch)), tuple(schedule.halve_at)
         )
 
-    def rate(update: int) -> float:
+    def value(update: int) -> float:
         epoch = update / updates_per_epoch
         rising = 1.0
         if epoch < schedule.warmup_epochs:
@@ -32,7 +32,7 @@ def learning_rate_schedule(
         share = schedule.final + (1.0 - schedule.final) * _shape(schedule, progress)
         return initial * rising * share
 
-    return rate
+    return value
 
 
 def _shape(schedule: Schedule, progress: float) -> float:

@@ -37,13 +37,14 @@ def _from_name(key: str) -> BeforeValidator:
 
 
 class Schedule(Settings):
-    """How a learning rate moves from its initial value over the run, in epochs.
+    """How a learning rate, or damping, moves from its initial value over the run, in epochs.
 
     Attributes:
         shape: `polynomial` is (1 - epoch / end_epoch)^power. `thor` is the same as THOR's authors count it, at the
             epoch that a step ends in, and halved at each epoch of `halve_at`.
         power: Exponent of `polynomial` and `thor`.
         end_epoch: Where the shape reaches its end; the run's last epoch unless given.
+        end_update: The same as a number of updates, instead of end_epoch.
         final: Share of the initial value that the shape ends at.
         warmup_epochs: The rate rises linearly from zero over so many epochs first.
     """
@@ -51,6 +52,7 @@ class Schedule(Settings):
     shape: Literal["constant", "linear", "cosine", "polynomial", "thor"] = "cosine"
     power: Positive = 2.0
     end_epoch: Positive | None = None
+    end_update: Count | None = None
     final: Share = 0.0
     warmup_epochs: NonNegative = 0.0
     halve_at: list[Positive] = []
@@ -62,6 +64,8 @@ class Schedule(Settings):
             raise ValueError("the shape thor has neither warmup_epochs nor final")
         if self.shape != "thor" and self.halve_at:
             raise ValueError(f"halve_at belongs to the shape thor, and the shape is {self.shape}")
+        if self.end_epoch is not None and self.end_update is not None:
+            raise ValueError("has both end_epoch and end_update; give one of them")
         return self
 
 
@@ -117,7 +121,8 @@ class ThorSettings(Settings):
 
     Attributes:
         damping: Damping at the start.
-        damping_decay: Factor on the damping over ten epochs, as published.
+        damping_decay: Factor on the damping over ten epochs, as published for ResNet-50.
+        damping_schedule: Another way for the damping to fall, as a learning rate does; published for BERT.
         interval: Steps between refreshes: a number, or start, end and factor.
         factor_interval: Steps between curvature steps; None leaves it to the optimizer.
         clip: Bound on the norm of a step; None for no bound.
@@ -129,6 +134,7 @@ class ThorSettings(Settings):
     schedule: NamedSchedule = Schedule()
     damping: Positive = 0.03
     damping_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
+    damping_schedule: NamedSchedule | None = None
     block_size: Annotated[int | str, PlainValidator(_block_size)] = 128
     split: Literal["block", "block+mean", "block+rank"] = "block+mean"
     rank: Count = 16
@@ -141,6 +147,22 @@ class ThorSettings(Settings):
     clip: Positive | None = None
     skip: list[str] = []
     norms: bool = False
+
+    @model_validator(mode="after")
+    def _damping(self) -> ThorSettings:
+        """Damping falls in one way, and is never zero."""
+        falling = self.damping_schedule
+        if falling is None:
+            return self
+        if self.damping_decay != 1.0:
+            raise ValueError("has both damping_decay and damping_schedule; give one of them")
+        if falling.shape == "thor" or falling.warmup_epochs:
+            raise ValueError(
+                "damping_schedule has neither the shape thor nor warmup_epochs: these are for learning rates"
+            )
+        if falling.shape != "constant" and not falling.final:
+            raise ValueError("damping_schedule needs final > 0: damping must stay greater than 0")
+        return self
 
 
 class MomentumSettings(Settings):

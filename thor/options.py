@@ -12,7 +12,7 @@ from typing import Any
 import mindspore as ms
 from mindspore import nn
 
-from first_order.checks import number
+from first_order.checks import flag, number
 from thor.blocks import BlockPlan, check_int
 from thor.profile.records import Profile, ProfileError
 from thor.refresh import TraceRule
@@ -49,13 +49,6 @@ class Options:
         every = int(self.interval(step))
         # without an average only the last batch before a refresh counts
         return every if self.factor_decay == 0 else max(1, every // GATHERS_PER_INTERVAL)
-
-
-def check_bool(name: str, value: Any) -> bool:
-    """True or False, or an error."""
-    if not isinstance(value, bool):
-        raise TypeError(f"{name} must be True or False, but got {value!r} of type {type(value).__name__}")
-    return value
 
 
 def block_plan(block_size: Any, split: str, rank: int) -> BlockPlan:
@@ -120,7 +113,7 @@ def read_options(
         weight_decay=number("weight_decay", weight_decay, 0.0),
         weight_decay_mode=weight_decay_mode,
         skip=skip_patterns(skip),
-        norms=check_bool("norms", norms),
+        norms=flag("norms", norms),
         max_bad_steps=check_int("max_bad_steps", max_bad_steps, 1),
     )
 

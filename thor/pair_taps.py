@@ -17,7 +17,7 @@ from thor.taps import Statistics
 class PairPort(nn.Cell):
     """Where a pair tap meets the (blocks, probe, uses) of A and of G. ``active`` as for :class:`thor.taps.Port`."""
 
-    def __init__(self, tap: nn.Cell, a_parameters, g_parameters):
+    def __init__(self, tap: PairTap, a_parameters, g_parameters):
         super().__init__(auto_prefix=False)
         self.tap = tap
         self.a_blocks, self.a_probe, self.a_uses = a_parameters
@@ -30,15 +30,22 @@ class PairPort(nn.Cell):
         return y
 
 
-class EmbeddingTap(nn.Cell):
-    """A: the tokens' frequencies; G: as of a dense layer whose inputs are one-hot."""
+class PairTap(nn.Cell):
+    """The identity on a layer's output y. A tap's own ``bprop`` gives both factors' statistics as gradients."""
 
-    def __init__(self, vocabulary: int, outputs: Statistics):
+    def __init__(self):
         super().__init__(auto_prefix=False)
-        self.vocabulary, self.outputs = vocabulary, outputs
 
     def construct(self, y, x, a_blocks, a_probe, a_uses, g_blocks, g_probe, g_uses):
         return y
+
+
+class EmbeddingTap(PairTap):
+    """A: the tokens' frequencies; G: as of a dense layer whose inputs are one-hot."""
+
+    def __init__(self, vocabulary: int, outputs: Statistics):
+        super().__init__()
+        self.vocabulary, self.outputs = vocabulary, outputs
 
     def bprop(self, y, x, a_blocks, a_probe, a_uses, g_blocks, g_probe, g_uses, out, dout):
         blocks, beside, one = self.outputs(dout.reshape(-1, dout.shape[-1]), g_probe)
@@ -46,15 +53,12 @@ class EmbeddingTap(nn.Cell):
         return dout, ops.zeros_like(x), frequencies, ops.zeros_like(a_probe), one, blocks, beside, one
 
 
-class NormTap(nn.Cell):
+class NormTap(PairTap):
     """G: the diagonal Fisher of the scale or of the shift of a normalisation; A stays as it is."""
 
     def __init__(self, kind: str, is_scale: bool, epsilon: float):
-        super().__init__(auto_prefix=False)
+        super().__init__()
         self.channel_last, self.is_scale, self.epsilon = kind == "layer", is_scale, epsilon
-
-    def construct(self, y, x, a_blocks, a_probe, a_uses, g_blocks, g_probe, g_uses):
-        return y
 
     def bprop(self, y, x, a_blocks, a_probe, a_uses, g_blocks, g_probe, g_uses, out, dout):
         gradient = dout.astype(a_blocks.dtype)
@@ -68,6 +72,35 @@ class NormTap(nn.Cell):
             dout, ops.zeros_like(x), ops.zeros_like(a_blocks), ops.zeros_like(a_probe), ops.zeros_like(a_uses),
             fisher, ops.zeros_like(g_probe), ops.ones_like(g_uses),
         )  # fmt: skip
+
+
+class TiedEmbeddingTap(PairTap):
+    """An embedding whose table is a decoder's weight too: frequencies and gradients, balanced (see ``balance``)."""
+
+    def __init__(self, vocabulary: int, outputs: Statistics):
+        super().__init__()
+        self.vocabulary, self.outputs = vocabulary, outputs
+
+    def bprop(self, y, x, a_blocks, a_probe, a_uses, g_blocks, g_probe, g_uses, out, dout):
+        blocks, beside, one = self.outputs(dout.reshape(-1, dout.shape[-1]), g_probe)
+        rows = factors.token_frequencies(x, self.vocabulary)
+        scale = factors.balance(rows, blocks, dout.shape[-1])
+        return dout, ops.zeros_like(x), rows * scale, ops.zeros_like(a_probe), one, blocks / scale, beside / scale, one
+
+
+class TiedDecoderTap(PairTap):
+    """A decoder x W^T whose weight is an embedding's table: the diagonal of its G, and its A, balanced."""
+
+    def __init__(self, inputs: Statistics):
+        super().__init__()
+        self.inputs = inputs
+
+    def bprop(self, y, x, a_blocks, a_probe, a_uses, g_blocks, g_probe, g_uses, out, dout):
+        blocks, beside, one = self.inputs(x.reshape(-1, x.shape[-1]), g_probe)
+        gradients = dout.reshape(-1, dout.shape[-1]).astype(a_blocks.dtype)
+        rows = factors.diagonal_fisher(gradients)
+        scale = factors.balance(rows, blocks, x.shape[-1])
+        return dout, ops.zeros_like(x), rows * scale, ops.zeros_like(a_probe), one, blocks / scale, beside / scale, one
 
 
 class TappedPair(nn.Cell):
@@ -85,38 +118,3 @@ class TappedPair(nn.Cell):
 def plain(cell: nn.Cell, original: type) -> types.MethodType:
     """The layer's own ``construct``, bound: ``super()`` in a class made at run time would find itself when compiled."""
     return types.MethodType(original.construct, cell)  # type: ignore[attr-defined]
-
-
-class TiedEmbeddingTap(nn.Cell):
-    """An embedding whose table is a decoder's weight too: frequencies and gradients, balanced (see ``balance``)."""
-
-    def __init__(self, vocabulary: int, outputs: Statistics):
-        super().__init__(auto_prefix=False)
-        self.vocabulary, self.outputs = vocabulary, outputs
-
-    def construct(self, y, x, a_blocks, a_probe, a_uses, g_blocks, g_probe, g_uses):
-        return y
-
-    def bprop(self, y, x, a_blocks, a_probe, a_uses, g_blocks, g_probe, g_uses, out, dout):
-        blocks, beside, one = self.outputs(dout.reshape(-1, dout.shape[-1]), g_probe)
-        rows = factors.token_frequencies(x, self.vocabulary)
-        scale = factors.balance(rows, blocks, dout.shape[-1])
-        return dout, ops.zeros_like(x), rows * scale, ops.zeros_like(a_probe), one, blocks / scale, beside / scale, one
-
-
-class TiedDecoderTap(nn.Cell):
-    """A decoder x W^T whose weight is an embedding's table: the diagonal of its G, and its A, balanced."""
-
-    def __init__(self, inputs: Statistics):
-        super().__init__(auto_prefix=False)
-        self.inputs = inputs
-
-    def construct(self, y, x, a_blocks, a_probe, a_uses, g_blocks, g_probe, g_uses):
-        return y
-
-    def bprop(self, y, x, a_blocks, a_probe, a_uses, g_blocks, g_probe, g_uses, out, dout):
-        blocks, beside, one = self.inputs(x.reshape(-1, x.shape[-1]), g_probe)
-        gradients = dout.reshape(-1, dout.shape[-1]).astype(a_blocks.dtype)
-        rows = factors.diagonal_fisher(gradients)
-        scale = factors.balance(rows, blocks, x.shape[-1])
-        return dout, ops.zeros_like(x), rows * scale, ops.zeros_like(a_probe), one, blocks / scale, beside / scale, one

@@ -34,7 +34,7 @@ def test_thor_recipe_is_the_published_one(device, column):
     batches = PUBLISHED_SIZES["imagenet"] // settings.batch_size
     updates = whole_steps(settings, batches) / settings.accumulation
     assert updates == 5004, "global batch 256 on every device"
-    rate, damping = thor_rate(settings, updates), thor_damping(settings.thor, updates)
+    rate, damping = thor_rate(settings, updates), thor_damping(settings, updates)
     for line in PUBLISHED.split("\n")[1:-1]:
         epoch, *values = line.split()
         update = 0 if "/" in epoch else 5004 * int(epoch) - 1
@@ -55,6 +55,33 @@ def test_thor_recipe_is_the_published_one(device, column):
     assert (settings.amp, settings.loss_scale) == (("O0", 1.0) if device == "cpu" else ("O2", 128.0))
 
 
+# Update, learning rate and damping: (start - 1e-6) (1 - update / 30 000)^power + 1e-6, of power 2 and 4, worked out.
+PUBLISHED_BERT = """
+0 0.006464 0.007035
+1 0.00646357 0.00703406
+3000 0.00523603 0.00461601
+10000 0.00287344 0.00139043
+15000 0.00161675 0.000440625
+24000 0.00025952 1.22544e-05
+29999 1.00001e-06 1e-06
+30000 1e-06 1e-06
+50000 1e-06 1e-06
+"""
+
+
+@pytest.mark.parametrize("updates_per_epoch", [7.0, 12_345.0])  # they count updates, whatever the size of the text
+def test_bert_large_recipe_is_the_published_one(updates_per_epoch):
+    settings = load_config(CONFIGS / "bert_large_thor_ascend.yaml")
+    rate, damping = thor_rate(settings, updates_per_epoch), thor_damping(settings, updates_per_epoch)
+    for line in PUBLISHED_BERT.split("\n")[1:-1]:
+        update, *values = line.split()
+        assert rate(int(update)) == pytest.approx(float(values[0]), rel=1e-5)
+        assert damping(int(update)) == pytest.approx(float(values[1]), rel=1e-5)
+    own = settings.thor
+    assert (own.momentum, own.interval.start, own.interval.end) == (0.9, 100, 100)
+    assert (settings.batch_size, settings.loss_scale, settings.decay_all) == (12, 1024.0, False)
+
+
 def test_momentum_baseline():
     settings = load_config(CONFIGS / "resnet50_imagenet_momentum_gpu.yaml")
     own = settings.momentum
@@ -72,20 +99,23 @@ def test_every_recipe_is_there():
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_every_configuration_starts(path, tmp_path, monkeypatch):
-    """Its folder is its name; network, optimizer and schedules are built (ResNet-18 for all ResNet-50s but one)."""
+    """Its folder is its name; network, optimizer and schedules are built (small stand-ins for most large networks)."""
     for variable in ("IMAGENET_DIR", "CIFAR10_DIR", "CIFAR100_DIR"):
         monkeypatch.delenv(variable, raising=False)
     overrides = []
-    if path.stem.startswith("austen"):
+    if path.stem.startswith(("austen", "bert")):
         for name in ("persuasion", "emma"):
             (tmp_path / f"{name}.txt").write_text("it is a truth universally acknowledged . " * 2000)
         overrides = ["--data.folder", str(tmp_path), "--batch_size", "8"]
+    if path.stem.startswith("bert_large"):
+        overrides += ["--network", "bert_tiny"]
     if path.stem.startswith("resnet50") and path.stem != "resnet50_imagenet_thor_ascend":
         overrides = ["--network", "resnet18"]
     settings = load_config(path, overrides)
     assert settings.out.replace("/", "_").endswith(path.stem.removesuffix("_cpu")) or settings.out.endswith(path.stem)
-    console = Console(file=io.StringIO(), width=100)
-    plan = dry_run.show(settings, console)
+    printed = io.StringIO()
+    plan = dry_run.show(settings, Console(file=printed, width=100))
+    assert "Tapped" not in printed.getvalue()  # layers have the names that their author knows
     assert plan.steps_per_epoch
     assert all("Ascend" in note or "GPU" in note or "the data" in note for note in plan.notes), plan.notes
     assert len(getattr(plan.optimizer, "layers", "x")) > 0
@@ -121,10 +151,29 @@ def test_bad_bases(tmp_path, text, message):
     "schedule, message",
     [
         ("{shape: thor, warmup_epochs: 1}", "the shape thor has neither warmup_epochs nor final"),
+        ("{shape: cosine, end_epoch: 3, end_update: 30}", "has both end_epoch and end_update; give one of them"),
         ("{shape: cosine, halve_at: [3]}", "halve_at belongs to the shape thor, and the shape is cosine"),
     ],
 )
 def test_bad_schedules(schedule, message):
     with pytest.raises(UserError) as caught:
         load_config(None, ["--thor.schedule", schedule])
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ("{damping_decay: 0.5, damping_schedule: {shape: linear, final: 0.1}}", "give one of them"),
+        ("{damping_schedule: linear}", "damping_schedule needs final > 0"),
+        (
+            "{damping_schedule: {shape: linear, final: 0.1, warmup_epochs: 1}}",
+            "neither the shape thor nor warmup_epochs",
+        ),
+        ("{damping_schedule: thor}", "neither the shape thor nor warmup_epochs"),
+    ],
+)
+def test_bad_damping(settings, message):
+    with pytest.raises(UserError) as caught:
+        load_config(None, ["--thor", settings])
     assert message in str(caught.value)
