@@ -148,10 +148,10 @@ def _assumed(settings: Settings, factor: bool, precondition: bool, network: Path
     """What was not given, and was taken instead."""
     lines = []
     if factor:
-        lines.append(f"assumed: gathering factors takes {settings.factor_ms:.3g} ms "
+        lines.append(f"assumed: gathering factors takes {report.milliseconds(settings.factor_ms)} ms "
                      f"({FACTOR_SHARE:g} steps, as ResNet-20 on a CPU); --factor-ms gives it")  # fmt: skip
     if precondition:
-        lines.append(f"assumed: preconditioning takes {settings.precondition_ms:.3g} ms "
+        lines.append(f"assumed: preconditioning takes {report.milliseconds(settings.precondition_ms)} ms "
                      f"({PRECONDITION_SHARE:g} steps, as ResNet-20 on a CPU); --precondition-ms gives it")  # fmt: skip
     if network is None:
         lines.append("links are those of the flags, not measured; --network takes measured ones")

@@ -15,7 +15,7 @@ from matplotlib.ticker import NullLocator
 from rich import box
 from rich.table import Table
 
-from thor.scale.simulate import Estimate
+from thor.scale.simulate import NAIVE, Estimate
 
 FORMAT, VERSION = "thor-plan", 1
 #: Kinds of step that can be measured, and the property of Parts that predicts them.
@@ -49,15 +49,16 @@ def table(estimates: Sequence[Estimate], batch: int) -> Table:
             shown.add_section()
         times = [estimate.step, *(getattr(estimate.parts, name) for name in STEPS)]
         shown.add_row(
-            str(estimate.devices), estimate.strategy, *(_ms(seconds) for seconds in times),
+            str(estimate.devices), estimate.strategy, *(milliseconds(seconds * 1e3) for seconds in times),
             f"{estimate.memory / 2**20:.1f}", f"{estimate.devices * batch / estimate.step:,.0f}",
             style="bold" if estimate is best[estimate.devices] else None,
         )  # fmt: skip
     return shown
 
 
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.2f}"
+def milliseconds(value: float) -> str:
+    """In as many digits as a column has room for."""
+    return f"{value:.2f}" if value < 1000 else f"{value:.0f}"
 
 
 def verdicts(estimates: Sequence[Estimate]) -> list[str]:
@@ -68,7 +69,8 @@ def verdicts(estimates: Sequence[Estimate]) -> list[str]:
         winners = list(run)
         first, last = winners[0].devices, winners[-1].devices
         where = f"{first} devices" if first == last else f"{first} to {last} devices"
-        lines.append(f"{where}: {strategy} is fastest, {_range([_lead(w, estimates) for w in winners])}")
+        by = "" if strategy == NAIVE else f", {_range([_lead(w, estimates) for w in winners])}"
+        lines.append(f"{where}: {strategy} is fastest{by}")
     for devices, winner in best.items():
         lean = min(
             (e for e in estimates if e.devices == devices), key=lambda estimate: (estimate.memory, estimate.step)
@@ -81,7 +83,7 @@ def verdicts(estimates: Sequence[Estimate]) -> list[str]:
 
 def _lead(winner: Estimate, estimates: Sequence[Estimate]) -> float:
     """How much less than the naive way, relative to it."""
-    naive = next(e for e in estimates if e.devices == winner.devices and e.strategy == "naive")
+    naive = next(e for e in estimates if e.devices == winner.devices and e.strategy == NAIVE)
     return 1 - winner.step / naive.step
 
 
@@ -118,7 +120,9 @@ def comparison(estimates: Sequence[Estimate], measured: Sequence[Mapping[str, An
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
                 raise ValueError(f"measured: {name} must be a positive number of milliseconds, but got {value!r}")
             predicted = getattr(found[key[0], key[1]].parts, kind) * 1e3
-            shown.add_row(*map(str, key), kind, f"{predicted:.2f}", f"{value:.2f}", f"{predicted / value - 1:+.0%}")
+            shown.add_row(
+                *map(str, key), kind, milliseconds(predicted), milliseconds(value), f"{predicted / value - 1:+.0%}"
+            )
     return shown
 
 
@@ -172,9 +176,9 @@ def _draw_steps(axes: Axes, estimates: Sequence[Estimate]) -> None:
     """A line for each strategy; the fastest is marked."""
     for marker, strategy in zip(itertools.cycle("osD^vP*"), dict.fromkeys(e.strategy for e in estimates)):
         own = [estimate for estimate in estimates if estimate.strategy == strategy]
-        style = "--" if strategy == "naive" else "-"
+        style = "--" if strategy == NAIVE else "-"
         axes.plot([e.devices for e in own], [e.step * 1e3 for e in own], style, marker=marker, markersize=5,
-                  color="0.4" if strategy == "naive" else None, label=strategy)  # fmt: skip
+                  color="0.4" if strategy == NAIVE else None, label=strategy)  # fmt: skip
     best = fastest(estimates)
     axes.plot(list(best), [estimate.step * 1e3 for estimate in best.values()], "o", markersize=13,
               markerfacecolor="none", color="black", label="fastest")  # fmt: skip
