@@ -26,7 +26,8 @@ FACTOR_SHARE = 1.61
 #: What preconditioning adds, as a share of a first-order step: ResNet-20's plain step there (1.02). Give
 #: --precondition-ms where it is known.
 PRECONDITION_SHARE = 0.02
-#: Ascend 910's links: HCCS 240 Gbit/s (30 GB/s) inside a node of 8, RoCE 100 Gbit/s (12.5 GB/s) between nodes.
+#: GB/s of one port of an Ascend 910: HCCS has 240 Gbit/s, RoCE 100 Gbit/s (Huawei at Hot Chips 31, 2019). Assumed: a
+#: node is eight devices on HCCS, though its two groups of four are joined by PCIe.
 BANDWIDTH, BANDWIDTH_BETWEEN = 30.0, 12.5
 #: Microseconds of a hop. Assumed: no published figure for HCCL is at hand.
 LATENCY, LATENCY_BETWEEN = 10.0, 20.0

@@ -17,8 +17,10 @@ PUBLISHED_MS, FIRST_ORDER_MS, DEVICES, BATCH = 20.0, 18.0, 8, 32
 INTERVAL, BLOCK_SIZE, CLASSES = 834, 128, 1001
 # Published, read off the figure of THOR's paper: speed of one inverse relative to that of size 1.
 SPEED = {1: 1.0, 64: 0.29, 128: 0.17, 256: 0.07, 512: 0.03, 1024: 0.01}
-# Published data of the Ascend 910: bytes/s of its memory, operations/s in float16, bytes/s of an HCCS link.
-MEMORY_BANDWIDTH, PEAK, HCCS = 1.2e12, 256e12, 30e9
+# Published for the Ascend 910 (Hot Chips 31, 2019): operations/s in float16, bytes/s of an HCCS port (240 Gbit/s).
+PEAK, HCCS = 256e12, 30e9
+# Assumed, as usual for four stacks of HBM2: bytes/s of its memory.
+MEMORY_BANDWIDTH = 1.2e12
 # Assumed: seconds of the inverse of size 1 (a launch), of a hop, and of the shortest kernel.
 INVERSE_OF_ONE, HOP, SHORTEST_KERNEL = 100e-6, 10e-6, 5e-6
 # Assumed: preconditioning a layer is six kernels (into blocks, cast, two products, cast, back), each reading and
@@ -50,11 +52,11 @@ def on_ascend(inverse_of_one):
     return layer_loads(found, BlockPlan(block_size=BLOCK_SIZE, split="block"))
 
 
-def precondition_seconds(loads, kernels=KERNELS, shortest=SHORTEST_KERNEL, reached=REACHED):
+def precondition_seconds(loads, kernels=KERNELS, shortest=SHORTEST_KERNEL, reached=REACHED, memory=MEMORY_BANDWIDTH):
     """Every kernel takes its fixed time, or that of its memory, whichever is longer; the products their operations."""
     total = sum(load.operations for load in loads) / (reached * PEAK)
     for load in loads:
-        total += kernels * max(shortest, 2 * load.gradient_bytes / MEMORY_BANDWIDTH)
+        total += kernels * max(shortest, 2 * load.gradient_bytes / memory)
     return total
 
 
@@ -99,7 +101,8 @@ def test_sharing_the_inverses_takes_nearly_all_of_their_time_away():
 @pytest.mark.parametrize(
     ("name", "value", "most"),
     [("kernels", KERNELS, 2.0), ("shortest", SHORTEST_KERNEL, 1.5), ("inverse_of_one", INVERSE_OF_ONE, 0.5),
-     ("reached", REACHED, 0.15), ("factor_steps", FACTOR_STEPS, 0.05), ("hop", HOP, 0.001)],
+     ("memory", MEMORY_BANDWIDTH, 1.0), ("reached", REACHED, 0.15),
+     ("factor_steps", FACTOR_STEPS, 0.05), ("hop", HOP, 0.001)],
 )  # fmt: skip
 def test_half_or_twice_an_assumption_moves_the_figure_by_at_most_so_many_ms(name, value, most):
     for changed in (value / 2, 2 * value):
