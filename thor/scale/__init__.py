@@ -1,0 +1,1 @@
+"""Step times on many devices, by simulation: costs of collectives, placement, report."""

@@ -1,0 +1,164 @@
+"""What a collective costs: a fixed time per hop and a time per byte (the alpha-beta model; pure).
+
+    seconds = hops * alpha + volume * bytes * beta
+
+                        ring                      halving, doubling (p a power of two)
+    all-reduce          2 (p-1), 2 (p-1)/p        2 log2 p, 2 (p-1)/p
+    all-gather          (p-1), (p-1)/p            log2 p, (p-1)/p            bytes: of the gathered whole
+    broadcast           ceil(log2 p), ceil(log2 p): a tree
+
+(Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH", 2005.) For other p,
+halving takes the largest power of two below it; the other ranks hand their data over first and get the result last.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from first_order.checks import number
+from thor.blocks import check_int
+
+COLLECTIVES = ("all_reduce", "all_gather", "broadcast")
+ALGORITHMS = ("ring", "halving")
+#: "auto": the faster of the two, as communication libraries choose.
+CHOICES = ("auto", *ALGORITHMS)
+FORMAT = "thor-network"
+
+
+class NetworkError(ValueError):
+    """A file of measured collectives that cannot be used, and why."""
+
+
+def hops_and_volume(collective: str, ranks: int, algorithm: str) -> tuple[float, float]:
+    """How many latencies one collective pays, and how often its bytes cross a link one after the other."""
+    if collective not in COLLECTIVES:
+        raise ValueError(f"collective must be one of {', '.join(COLLECTIVES)}, but got {collective!r}")
+    if algorithm not in ALGORITHMS:
+        raise ValueError(f"algorithm must be one of {', '.join(ALGORITHMS)}, but got {algorithm!r}")
+    if ranks == 1:
+        return 0.0, 0.0
+    if collective == "broadcast":
+        depth = math.ceil(math.log2(ranks))
+        return depth, depth
+    passes = 2 if collective == "all_reduce" else 1  # all-reduce: reduce-scatter, then all-gather
+    if algorithm == "ring":
+        return passes * (ranks - 1), passes * (ranks - 1) / ranks
+    power = 1 << (ranks.bit_length() - 1)
+    hops, volume = passes * math.log2(power), passes * (power - 1) / power
+    return (hops, volume) if power == ranks else (hops + 2, volume + 2)
+
+
+@dataclass(frozen=True)
+class Link:
+    """``alpha`` seconds per hop, ``beta`` seconds per byte."""
+
+    alpha: float
+    beta: float
+
+    def __post_init__(self) -> None:
+        number("alpha", self.alpha, 0.0)
+        number("beta", self.beta, 0.0)
+
+
+@dataclass(frozen=True)
+class Network:
+    """The links of each collective, inside a node and between nodes.
+
+    Args:
+        links: one per collective; measured ones differ, since a library implements each in its own way.
+        between: of a group whose ranks lie in several nodes; None: as inside.
+        node: devices of a node; ranks are counted through node by node.
+        algorithm: "ring", "halving" or "auto", the faster of them.
+    """
+
+    links: Mapping[str, Link]
+    between: Mapping[str, Link] | None = None
+    node: int = 8
+    algorithm: str = "auto"
+
+    def __post_init__(self) -> None:
+        for links in (self.links, self.between):
+            if links is not None and set(links) != set(COLLECTIVES):
+                raise ValueError(f"links must be given for {', '.join(COLLECTIVES)}, but are for {', '.join(links)}")
+        check_int("node", self.node, 1)
+        if self.algorithm not in CHOICES:
+            raise ValueError(f"algorithm must be one of {', '.join(CHOICES)}, but got {self.algorithm!r}")
+
+    @classmethod
+    def uniform(cls, inside: Link, between: Link | None = None, *, node: int = 8, algorithm: str = "auto") -> Network:
+        """Every collective on the same links."""
+        outside = None if between is None else dict.fromkeys(COLLECTIVES, between)
+        return cls(dict.fromkeys(COLLECTIVES, inside), outside, node, algorithm)
+
+    def seconds(self, collective: str, group: Sequence[int], size: float) -> float:
+        """A collective of ``size`` bytes among the ranks of ``group``.
+
+        An all-reduce over nodes with equally many of its ranks may go by node first: a reduce-scatter inside, an
+        all-reduce of each rank's share with its like in the other nodes, an all-gather inside.
+        """
+        nodes = Counter(rank // self.node for rank in group)
+        if self.between is None or len(nodes) == 1:
+            return self._cost(self.links[collective], collective, len(group), size)
+        flat = self._cost(self.between[collective], collective, len(group), size)
+        local = nodes[group[0] // self.node]
+        if collective != "all_reduce" or set(nodes.values()) != {local}:
+            return flat
+        inside = self._cost(self.links[collective], collective, local, size)
+        return min(flat, inside + self._cost(self.between[collective], collective, len(nodes), size / local))
+
+    def _cost(self, link: Link, collective: str, ranks: int, size: float) -> float:
+        """On one kind of link."""
+        times = []
+        for algorithm in ALGORITHMS if self.algorithm == "auto" else (self.algorithm,):
+            hops, volume = hops_and_volume(collective, ranks, algorithm)
+            times.append(hops * link.alpha + volume * size * link.beta)
+        return min(times)
+
+    def exchange(self, shares: Mapping[int, float]) -> float:
+        """Each rank's bytes to all ranks of the group ``shares``, in the cheapest of three ways.
+
+        One all-gather, for which all shares are padded to the largest; one broadcast from each rank that has some; one
+        all-reduce of everything, with zeros where another rank's share stands.
+        """
+        group, sizes = tuple(shares), Counter(size for size in shares.values() if size)
+        if not sizes:
+            return 0.0
+        return min(
+            self.seconds("all_gather", group, len(group) * max(sizes)),
+            sum(many * self.seconds("broadcast", group, size) for size, many in sizes.items()),
+            self.seconds("all_reduce", group, sum(shares.values())),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, as it is written."""
+        return {"format": FORMAT} | asdict(self)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Network:
+        """What ``scripts/cluster/bench_collectives.py`` wrote; a :class:`NetworkError` says what is wrong with it."""
+        try:
+            data = json.loads(Path(path).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise NetworkError(
+                f"{path}: no such file; measure one with: python scripts/cluster/bench_collectives.py --out {path}"
+            ) from None
+        except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+            raise NetworkError(f"{path}: cannot be read as JSON: {error}") from error
+        if not isinstance(data, dict) or data.get("format") != FORMAT:
+            raise NetworkError(f"{path}: not measured collectives of thor (no format = {FORMAT!r})")
+        try:
+            inside, outside = (
+                None if data[key] is None else {name: Link(**link) for name, link in data[key].items()}
+                for key in ("links", "between")
+            )
+            if inside is None:
+                raise ValueError("links must be given")
+            return cls(inside, outside, data["node"], data["algorithm"])
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise NetworkError(f"{path}: a part is missing or wrong: {type(error).__name__}: {error}") from error

@@ -1,0 +1,215 @@
+"""The time of a training step on many devices, part by part, for every strategy of placement (pure).
+
+    plain step      = compute + average gradients + precondition + spread preconditioned gradients
+    curvature step  = plain step + gather factors + average factors
+    refresh         = curvature step + invert + exchange inverses
+    step            = plain step + (gather + average factors) / factor interval + (invert + exchange) / interval
+
+The slowest rank, and the slowest group, sets each part: all wait for it. Parts do not overlap, but for the share of the
+gradients' all-reduce that ``overlap`` hides. Every collective is one message (fused), of float32. Every layer refreshes
+every time: the trace rule only makes it less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+from first_order.checks import number
+from thor.blocks import check_int
+from thor.placement import PER, Grid, Placement, place
+from thor.scale.network import Network
+from thor.scale.workload import LayerLoad
+
+NAIVE = "naive"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What the simulation is told, not measured by the profile.
+
+    Args:
+        step_ms: a first-order step (forward, backward, update) of ``batch`` examples a device.
+        step_devices: on how many devices ``step_ms`` was measured; their all-reduce of gradients is taken off it.
+        batch: examples a device.
+        factor_ms: what gathering all factors adds to a step.
+        precondition_ms: preconditioning all layers on one device.
+        interval: steps from one refresh to the next.
+        factor_interval: steps from one gathering to the next.
+        overlap: share of the gradients' all-reduce that hides behind the backward pass.
+        per: what one rank inverts whole (see :func:`thor.placement.place`).
+    """
+
+    step_ms: float
+    step_devices: int = 1
+    batch: int
+    factor_ms: float
+    precondition_ms: float
+    interval: int
+    factor_interval: int
+    overlap: float = 0.0
+    per: str = "block"
+
+    def __post_init__(self) -> None:
+        for name in ("step_ms", "factor_ms", "precondition_ms"):
+            number(name, getattr(self, name), 0.0)
+        number("overlap", self.overlap, 0.0, 1.0)
+        for name in ("step_devices", "batch", "interval", "factor_interval"):
+            check_int(name, getattr(self, name), 1)
+        if self.step_ms == 0:
+            raise ValueError("step_ms must be greater than 0, but got 0")
+        if self.factor_interval > self.interval:
+            raise ValueError(
+                f"factor_interval must be at most the interval, {self.interval}, but got {self.factor_interval}: "
+                "a refresh needs fresh factors"
+            )
+        if self.per not in PER:
+            raise ValueError(f"per must be one of {', '.join(PER)}, but got {self.per!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """Seconds of each part, whenever it happens (or, amortised, per step)."""
+
+    compute: float
+    average_gradients: float
+    precondition: float
+    spread_gradients: float
+    gather_factors: float
+    average_factors: float
+    invert: float
+    exchange_inverses: float
+
+    @property
+    def plain(self) -> float:
+        """A step without curvature."""
+        return self.compute + self.average_gradients + self.precondition + self.spread_gradients
+
+    @property
+    def curvature(self) -> float:
+        """A step that gathers factors."""
+        return self.plain + self.gather_factors + self.average_factors
+
+    @property
+    def refresh(self) -> float:
+        """A step that inverts too: the sum of all."""
+        return self.curvature + self.invert + self.exchange_inverses
+
+    def amortised(self, interval: int, factor_interval: int) -> Parts:
+        """Per step, in the mean over an interval."""
+        every = {"gather_factors": factor_interval, "average_factors": factor_interval,
+                 "invert": interval, "exchange_inverses": interval}  # fmt: skip
+        return Parts(**{f.name: getattr(self, f.name) / every.get(f.name, 1) for f in fields(self)})
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """One strategy on some devices: when it happens, per step in the mean, and the largest rank's curvature state."""
+
+    devices: int
+    strategy: str
+    workers: int
+    parts: Parts
+    per_step: Parts
+    memory: int
+
+    @property
+    def step(self) -> float:
+        """Seconds of a step in the mean."""
+        return self.per_step.refresh
+
+
+def strategies(devices: int, fractions: Sequence[float]) -> dict[str, Grid]:
+    """Grids by name: "all", "one", and a group for each fraction that is neither."""
+    grids = {"all": Grid.from_fraction(devices, 1.0)}
+    for fraction in sorted(set(fractions), reverse=True):
+        grid = Grid.from_fraction(devices, fraction)
+        if 1 < grid.workers < devices:
+            grids[f"{fraction:g}"] = grid
+    if devices > 1:
+        grids["one"] = Grid.from_fraction(devices, 0.0)
+    return grids
+
+
+def simulate(
+    loads: Sequence[LayerLoad], settings: Settings, network: Network, devices: int, fractions: Sequence[float] = ()
+) -> list[Estimate]:
+    """Every strategy on ``devices``, after the naive one, in which each rank inverts everything and sends nothing."""
+    grids = strategies(devices, fractions)
+    found = [_naive(loads, settings, network, grids["all"])]
+    seconds = _preconditioning(loads, settings)
+    for name, grid in grids.items():
+        # A placement weighs what happens between two refreshes: one of the inverses, many of the gradients.
+        between = [settings.interval * each for each in seconds]
+        work = [factor.work for load in loads for factor in load.factors]
+        placement = place(work, grid, per=settings.per, preconditioning=between)
+        found.append(_estimate(name, loads, settings, network, placement))
+    return found
+
+
+def _preconditioning(loads: Sequence[LayerLoad], settings: Settings) -> list[float]:
+    """Seconds per layer: the whole network's, shared out by operations."""
+    total = sum(load.operations for load in loads)
+    return [settings.precondition_ms * 1e-3 * load.operations / total for load in loads]
+
+
+def _common(loads: Sequence[LayerLoad], settings: Settings, network: Network, devices: int) -> dict[str, float]:
+    """The parts that no strategy changes."""
+    gradients = sum(load.gradient_bytes for load in loads)
+    factors = sum(factor.averaged_bytes for load in loads for factor in load.factors)
+    exposed = 1 - settings.overlap
+    included = exposed * network.seconds("all_reduce", range(settings.step_devices), gradients)
+    compute = settings.step_ms * 1e-3 - included
+    if compute <= 0:
+        raise ValueError(
+            f"step_ms = {settings.step_ms:g} on step_devices = {settings.step_devices} is less than their all-reduce "
+            f"of the gradients, {included * 1e3:.3g} ms: raise the bandwidth or overlap, or give step_devices = 1"
+        )
+    return {
+        "compute": compute,
+        "average_gradients": exposed * network.seconds("all_reduce", range(devices), gradients),
+        "gather_factors": settings.factor_ms * 1e-3,
+        "average_factors": network.seconds("all_reduce", range(devices), factors),
+    }
+
+
+def _naive(loads: Sequence[LayerLoad], settings: Settings, network: Network, grid: Grid) -> Estimate:
+    parts = Parts(
+        **_common(loads, settings, network, grid.ranks),
+        precondition=sum(_preconditioning(loads, settings)),
+        spread_gradients=0.0,
+        invert=sum(factor.work.blocks * factor.work.cost for load in loads for factor in load.factors),
+        exchange_inverses=0.0,
+    )
+    memory = sum(load.estimate_bytes + load.inverse_bytes for load in loads)
+    return Estimate(grid.ranks, NAIVE, grid.workers, parts, _per_step(parts, settings), memory)
+
+
+def _per_step(parts: Parts, settings: Settings) -> Parts:
+    return parts.amortised(settings.interval, settings.factor_interval)
+
+
+def _estimate(
+    name: str, loads: Sequence[LayerLoad], settings: Settings, network: Network, placement: Placement
+) -> Estimate:
+    grid = placement.grid
+    seconds, gradients, inverses = ([0.0] * grid.columns for _ in range(3))
+    for load, column, own in zip(loads, placement.column_of, _preconditioning(loads, settings), strict=True):
+        seconds[column] += own
+        gradients[column] += load.gradient_bytes
+        inverses[column] += load.inverse_bytes
+    inverted = [0.0] * grid.ranks
+    for piece in placement.pieces:
+        factor = loads[piece.layer].factors["ag".index(piece.side)]
+        inverted[piece.rank] += factor.piece_bytes(piece.last - piece.first)
+    rows = (dict(zip(grid.row_ranks(row), gradients, strict=True)) for row in range(grid.workers))
+    columns = ({rank: inverted[rank] for rank in grid.column_ranks(column)} for column in range(grid.columns))
+    parts = Parts(
+        **_common(loads, settings, network, grid.ranks),
+        precondition=max(seconds),
+        spread_gradients=max(network.exchange(row) for row in rows),
+        invert=max(placement.loads),
+        exchange_inverses=max(network.exchange(column) for column in columns),
+    )
+    memory = sum(load.estimate_bytes for load in loads) + int(max(inverses))
+    return Estimate(grid.ranks, name, grid.workers, parts, _per_step(parts, settings), memory)
