@@ -3,6 +3,7 @@
 from thor import device, schedules
 from thor.blocks import BlockPlan
 from thor.capture import detach
+from thor.distributed import Sharing
 from thor.loss_scale import DynamicLossScale
 from thor.optimizer import THOR
 from thor.records import LayerRecord
@@ -13,5 +14,5 @@ from thor.train import TrainStep
 __version__ = "0.1.0"
 __all__ = [
     "THOR", "BlockPlan", "Decision", "DynamicLossScale", "ExponentialDamping", "GrowingInterval", "LayerRecord",
-    "PolynomialRate", "RefreshRecord", "TraceRule", "TrainStep", "detach", "device", "schedules",
+    "PolynomialRate", "RefreshRecord", "Sharing", "TraceRule", "TrainStep", "detach", "device", "schedules",
 ]  # fmt: skip

@@ -5,23 +5,25 @@
 
 The b x b work runs where it is fast (see device.py), blocks of one size from all layers stacked into one batch; the
 r x r work is tiny and runs on the host in float64. A block that is not positive definite gets ten times more damping,
-up to five times, and is counted; a factor that still fails keeps its last good inverse.
+up to five times, and is counted; a factor that still fails keeps its last good inverse. In a data-parallel job each
+rank inverts its part of the blocks, and an exchange brings the parts together (exchange.py).
 """
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
-import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, ops
 
 from thor import inverse
+from thor.algebra import algebra_of
 from thor.layers import Factor, directions
 
 RETRIES = 5
 ESCALATION = 10.0
-BATCH_STEP = 16  # device batches are padded to a multiple of this, so that few shapes are compiled
 
 
 @dataclass
@@ -30,13 +32,18 @@ class Job:
 
     Afterwards ``escalated`` counts the blocks that needed more damping, ``failed`` says that there is no inverse, and
     ``results`` holds the new values until :meth:`commit`, so that a layer's two factors change together or not at all.
+    In between, ``beside`` is U, ``blocks`` D, and ``inverse`` X of the blocks ``part`` that this process inverts.
     """
 
     factor: Factor
     damping: np.ndarray
+    part: slice = field(default_factory=lambda: slice(None))
     escalated: int = 0
     failed: bool = False
     results: list[tuple[Parameter, Tensor]] = field(default_factory=list)
+    beside: np.ndarray | None = None
+    blocks: Any = None
+    inverse: Any = None
 
     def commit(self) -> None:
         """Make the new inverse the cached one.
@@ -47,139 +54,63 @@ class Job:
             ops.assign(target, value)
 
 
-class HostAlgebra:
-    """NumPy and LAPACK: the CPU's way, where tensors lie in host memory already."""
+class Exchange(Protocol):
+    """How the ranks of a job share a refresh."""
 
-    def blocks(self, factor: Factor, u: np.ndarray | None):
-        """D [c n, b, b]."""
-        blocks = factor.blocks.asnumpy()
-        if u is not None:
-            parts = _by_block(factor, u)
-            blocks = blocks - parts.transpose(0, 1, 3, 2) @ parts
-        return blocks.reshape(-1, factor.cut.size, factor.cut.size)
+    def divide(self, jobs: list[Job]) -> None:
+        """Set each job's ``part``: the blocks that this rank inverts."""
 
-    def invert(self, stacked: list, damping: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Inverses and trust of a stack of blocks."""
-        return inverse.invert_on_host(np.concatenate(stacked), damping)
+    def share(self, jobs: list[Job], seconds: float, algebra: Any) -> None:
+        """Give every rank what each job found, and the ranks that hold a factor its whole inverse."""
 
-    def times(self, blocks, thin: np.ndarray) -> np.ndarray:
-        """Blocks [c n, b, b] as a block-diagonal matrix times [c, n b, r], in float64."""
-        copies, rows, rank = thin.shape
-        size = blocks.shape[-1]
-        product = blocks @ thin.astype(np.float32).reshape(-1, size, rank)
-        return product.reshape(copies, rows, rank).astype(np.float64)
-
-    def is_finite(self, blocks) -> bool:
-        """Whether every entry is a number."""
-        return bool(np.isfinite(blocks.sum(dtype=np.float64)))
-
-    def tensor(self, blocks) -> Tensor:
-        """As a tensor."""
-        return Tensor(np.ascontiguousarray(blocks, np.float32))
-
-
-class DeviceAlgebra:
-    """The same with MindSpore's operators, compiled once per shape: the accelerators' way, which runs on a CPU too."""
-
-    def __init__(self, method: str):
-        @ms.jit
-        def cholesky(blocks, damping):
-            return inverse.invert_by_cholesky(blocks, damping)
-
-        @ms.jit
-        def newton_schulz(blocks, damping):
-            return inverse.invert_by_newton_schulz(blocks, damping)
-
-        @ms.jit
-        def compiled_correction(blocks, parts):
-            return blocks - ops.BatchMatMul(transpose_a=True)(parts, parts)
-
-        @ms.jit
-        def compiled_product(blocks, thin):
-            return ops.bmm(blocks, thin)
-
-        self._inverse = cholesky if method == "cholesky" else newton_schulz
-        self._careful, self._correction, self._product = newton_schulz, compiled_correction, compiled_product
-
-    def blocks(self, factor: Factor, u: np.ndarray | None):
-        cut = factor.cut
-        blocks = ops.reshape(factor.blocks, (-1, cut.size, cut.size))
-        if u is None:
-            return blocks
-        parts = _by_block(factor, u).reshape(-1, cut.rank, cut.size)
-        return self._correction(blocks, self.tensor(parts))
-
-    def invert(self, stacked: list, damping: np.ndarray):
-        size = stacked[0].shape[-1]
-        used = len(damping)
-        spare = -used % BATCH_STEP
-        if spare:
-            filler = np.broadcast_to(np.eye(size, dtype=np.float32), (spare, size, size))
-            stacked = [*stacked, self.tensor(filler)]
-        batch = ops.cat(tuple(stacked), 0) if len(stacked) > 1 else stacked[0]
-        damping = Tensor(np.pad(damping, (0, spare)).astype(np.float32))
-        try:
-            inverses, trusted = self._inverse(batch, damping)
-            trusted = trusted.asnumpy()
-        except (RuntimeError, ValueError):
-            # ops.cholesky may raise where a block is not positive definite, and does not say which; this one does
-            inverses, trusted = self._careful(batch, damping)
-            trusted = trusted.asnumpy()
-        return inverses, trusted[:used] > 0
-
-    def times(self, blocks, thin: np.ndarray) -> np.ndarray:
-        size, rank = blocks.shape[-1], thin.shape[-1]
-        product = self._product(blocks, self.tensor(thin.reshape(-1, size, rank)))
-        return product.asnumpy().reshape(thin.shape).astype(np.float64)
-
-    def is_finite(self, blocks) -> bool:
-        return bool(np.isfinite(ops.ReduceSum()(blocks).asnumpy()))
-
-    def tensor(self, blocks) -> Tensor:
-        return blocks if isinstance(blocks, Tensor) else Tensor(np.ascontiguousarray(blocks, np.float32))
-
-
-def _by_block(factor: Factor, u: np.ndarray) -> np.ndarray:
-    """U [c, r, n b (+1)] as [c, n, r, b] float32, without a bias that stands apart."""
-    cut = factor.cut
-    inside = u[:, :, : cut.padded].astype(np.float32)
-    return inside.reshape(factor.copies, cut.rank, cut.count, cut.size).transpose(0, 2, 1, 3)
+    def settle(self, jobs: list[Job]) -> None:
+        """Let a job that failed on one rank fail on all."""
 
 
 class Inverter:
     """Refreshes cached inverses. ``method`` is one of ``thor.device.INVERSES``."""
 
-    def __init__(self, method: str):
-        self.method = method
-        self.algebra: HostAlgebra | DeviceAlgebra = HostAlgebra() if method == "lapack" else DeviceAlgebra(method)
+    def __init__(self, method: str, exchange: Exchange | None = None):
+        self.method, self.exchange = method, exchange
+        self.algebra = algebra_of(method)
 
     def refresh(self, jobs: list[Job]) -> None:
         """Invert every job's factor; nothing changes until the jobs are committed."""
+        start = time.perf_counter()
+        if self.exchange is not None:
+            self.exchange.divide(jobs)
         buckets: dict[int, list[Job]] = {}
         for job in jobs:
-            buckets.setdefault(job.factor.cut.size, []).append(job)
+            job.beside = directions(job.factor)
+            job.blocks = self.algebra.blocks(job.factor, job.beside)
+            if len(job.blocks[job.part]):
+                buckets.setdefault(job.factor.cut.size, []).append(job)
         for bucket in buckets.values():
-            self._refresh_bucket(bucket)
+            self._invert_bucket(bucket)
+        if self.exchange is not None:
+            self.exchange.share(jobs, time.perf_counter() - start, self.algebra)
+        for job in jobs:
+            if not job.failed:
+                self._store(job)
+        if self.exchange is not None:
+            self.exchange.settle(jobs)
 
-    def _refresh_bucket(self, jobs: list[Job]) -> None:
-        beside = [directions(job.factor) for job in jobs]
-        corrected = [self.algebra.blocks(job.factor, u) for job, u in zip(jobs, beside, strict=True)]
-        for job, blocks in zip(jobs, corrected, strict=True):
-            job.failed = not self.algebra.is_finite(blocks)
-        live = [i for i, job in enumerate(jobs) if not job.failed]
+    def _invert_bucket(self, jobs: list[Job]) -> None:
+        for job in jobs:
+            job.failed = not self.algebra.is_finite(job.blocks)
+        live = [job for job in jobs if not job.failed]
         if not live:
             return
-        stacked = [corrected[i] for i in live]
-        owner = np.concatenate([np.full(len(blocks), i) for i, blocks in zip(live, stacked, strict=True)])
-        damping = np.concatenate([np.repeat(jobs[i].damping, jobs[i].factor.cut.count) for i in live])
-        inverses, trusted = self._invert_until_trusted(stacked, damping, owner, jobs)
+        stacked = [job.blocks[job.part] for job in live]
+        counts = [len(blocks) for blocks in stacked]
+        owner = np.repeat(np.arange(len(live)), counts)
+        damping = np.concatenate([np.repeat(job.damping, job.factor.cut.count)[job.part] for job in live])
+        inverses, trusted = self._invert_until_trusted(stacked, damping, owner, live)
         first = 0
-        for i, blocks in zip(live, stacked, strict=True):
-            last = first + len(blocks)
-            jobs[i].failed = not trusted[first:last].all()
-            if not jobs[i].failed:
-                self._store(jobs[i], inverses[first:last], beside[i], blocks)
-            first = last
+        for job, count in zip(live, counts, strict=True):
+            job.failed = not trusted[first : first + count].all()
+            job.inverse = inverses[first : first + count]
+            first += count
 
     def _invert_until_trusted(self, stacked, damping, owner, jobs):
         damping = np.maximum(damping, np.finfo(np.float32).tiny)
@@ -197,12 +128,20 @@ class Inverter:
     def _invert(self, stacked, damping):
         if stacked[0].shape[-1] > 1:
             return self.algebra.invert(stacked, damping)
-        numbers = [blocks if isinstance(blocks, np.ndarray) else blocks.asnumpy() for blocks in stacked]
-        inverses, trusted = inverse.reciprocals(np.concatenate(numbers), damping)  # of embeddings and normalisations
-        return inverses if self.method == "lapack" else self.algebra.tensor(inverses), trusted
+        numbers = np.concatenate([self.algebra.to_host(blocks) for blocks in stacked])
+        inverses, trusted = inverse.reciprocals(numbers, damping)  # of embeddings and normalisations
+        return self.algebra.from_host(inverses), trusted
 
-    def _store(self, job: Job, x, u: np.ndarray | None, blocks) -> None:
+    def _store(self, job: Job) -> None:
         factor = job.factor
+        if factor.held and not self._store_inverse(job):
+            job.failed = True
+        elif factor.cut.split == "block+rank" and job.beside is not None:  # held or not: all ranks have all estimates
+            job.results += self._turned_probe(factor, job.beside, job.blocks)
+
+    def _store_inverse(self, job: Job) -> bool:
+        """Put X and Woodbury's s and t among the results; whether they are finite."""
+        factor, x, u = job.factor, job.inverse, job.beside
         if u is not None:
             s = self.algebra.times(x, u[:, :, : factor.cut.padded].transpose(0, 2, 1))
             if factor.bias_inverse is not None:
@@ -212,12 +151,10 @@ class Inverter:
             small = np.eye(factor.cut.rank) + u @ s
             t = s @ np.linalg.inv((small + small.transpose(0, 2, 1)) / 2)
             if not (np.isfinite(s).all() and np.isfinite(t).all()):
-                job.failed = True
-                return
+                return False
             job.results += [(factor.s, Tensor(s.astype(np.float32))), (factor.t, Tensor(t.astype(np.float32)))]
-            if factor.cut.split == "block+rank":
-                job.results += self._turned_probe(factor, u, blocks)
         job.results.append((factor.inverse, self.algebra.tensor(x.reshape(factor.inverse.shape))))
+        return True
 
     def _turned_probe(self, factor: Factor, u: np.ndarray, blocks) -> list[tuple[Parameter, Tensor]]:
         """One step of subspace iteration, Q <- orth(Z), with the estimate's history carried over.

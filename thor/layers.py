@@ -19,26 +19,23 @@ import math
 import zlib
 from typing import Any
 
-import mindspore as ms
 import numpy as np
-from mindspore import Parameter, Tensor
+from mindspore import Parameter
 
 from thor.blocks import BlockPlan, Cut, diagonal_cut
 from thor.capture import Target, attach
-
-PREFIX = "thor."
-
-
-def parameter(name: str, value: np.ndarray) -> Parameter:
-    """A named state Parameter. Never trainable by an optimizer, but differentiable where a port needs it."""
-    return Parameter(Tensor(np.ascontiguousarray(value)), name=PREFIX + name, requires_grad=True)
+from thor.parameters import parameter
 
 
 class Factor:
-    """One Kronecker factor of one layer."""
+    """One Kronecker factor of one layer.
 
-    def __init__(self, name: str, cut: Cut, copies: int, *, diagonal: bool = False):
-        self.name, self.cut, self.copies = name, cut, copies
+    ``held`` tells whether this process keeps its inverse; if not, other ranks of a data-parallel job do, and the cache
+    is one element wide.
+    """
+
+    def __init__(self, name: str, cut: Cut, copies: int, *, diagonal: bool = False, held: bool = True):
+        self.name, self.cut, self.copies, self.held = name, cut, copies, held
         self.diagonal = diagonal  # by the layer's kind, not because the plan cuts that small
         blocks = (copies, cut.count, cut.size, cut.size)
         thin = (copies, cut.thin, cut.rank) if cut.rank else (1,)
@@ -47,10 +44,12 @@ class Factor:
         self.probe = parameter(f"{name}.probe", self._first_probe(thin))
         self.uses = parameter(f"{name}.uses", np.ones(1, np.float32))
         identity = np.broadcast_to(np.eye(cut.size, dtype=np.float32), blocks)
-        self.inverse = parameter(f"{name}.inverse", identity)
-        self.s = parameter(f"{name}.s", np.zeros(thin, np.float32))
-        self.t = parameter(f"{name}.t", np.zeros(thin, np.float32))
-        self.bias_inverse = parameter(f"{name}.bias_inverse", np.ones(copies, np.float32)) if cut.bias_apart else None
+        self.inverse = parameter(f"{name}.inverse", identity if held else np.zeros(1, np.float32))
+        self.s = parameter(f"{name}.s", np.zeros(thin if held else 1, np.float32))
+        self.t = parameter(f"{name}.t", np.zeros(thin if held else 1, np.float32))
+        self.bias_inverse = None
+        if cut.bias_apart:
+            self.bias_inverse = parameter(f"{name}.bias_inverse", np.ones(copies if held else 1, np.float32))
 
     def _first_probe(self, thin: tuple[int, ...]) -> np.ndarray:
         """Orthonormal random directions, the same in every run: seeded by the factor's name."""
@@ -73,10 +72,22 @@ class Factor:
         return self.blocks, self.beside, self.uses
 
     @property
+    def cache(self) -> tuple[Parameter, ...]:
+        """The damped inverse."""
+        apart = () if self.bias_inverse is None else (self.bias_inverse,)
+        return (self.inverse, self.s, self.t, *apart)
+
+    @property
+    def cache_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Of :attr:`cache` where it is held."""
+        thin = (self.copies, self.cut.thin, self.cut.rank) if self.cut.rank else (1,)
+        apart = () if self.bias_inverse is None else ((self.copies,),)
+        return ((self.copies, self.cut.count, self.cut.size, self.cut.size), thin, thin, *apart)
+
+    @property
     def parameters(self) -> tuple[Parameter, ...]:
         """Everything, for checkpoints."""
-        apart = () if self.bias_inverse is None else (self.bias_inverse,)
-        return (*self.estimates, self.probe, self.inverse, self.s, self.t, *apart)
+        return (*self.estimates, self.probe, *self.cache)
 
     def dense(self) -> np.ndarray:
         """The factor as it is approximated, [c, dim, dim] float32: blocks, and what stands beside them.
@@ -143,12 +154,14 @@ def directions(factor: Factor) -> np.ndarray | None:
 class Layer:
     """A captured layer: its weights, its two factors, its ports."""
 
-    def __init__(self, target: Target, plan: BlockPlan):
+    def __init__(self, target: Target, plan: BlockPlan, *, held: bool = True):
+        self.held = held
         self.name, self.kind, self.cells = target.name, target.kind, target.cells
         self.weight, self.bias, self.copies = target.weight, target.bias, target.copies
         a_cut, g_cut = cuts_of(target, plan)
-        self.a = Factor(f"{target.name}.a", a_cut, target.copies, diagonal=target.kind not in ("dense", "conv"))
-        self.g = Factor(f"{target.name}.g", g_cut, target.copies, diagonal=target.kind.startswith("norm"))
+        no_dense_a, no_dense_g = target.kind not in ("dense", "conv"), target.kind.startswith("norm")
+        self.a = Factor(f"{target.name}.a", a_cut, target.copies, diagonal=no_dense_a, held=held)
+        self.g = Factor(f"{target.name}.g", g_cut, target.copies, diagonal=no_dense_g, held=held)
         # A of an embedding stands for the rows of its table, in any other layer for the columns of the weight
         self.rows, self.columns = (self.a, self.g) if target.kind in ("embedding", "tied") else (self.g, self.a)
         #: G alone is inverted, with the whole damping; A is 1 and stays so
@@ -207,13 +220,3 @@ def _scale_powers(kind: str, g_cut: Cut) -> tuple[int, int, int]:
     if kind == "tied":
         return 1, 1, 1
     return 0, 2, 1 if g_cut.split == "block+mean" else 2
-
-
-def float_parameter(name: str, value: float | list[float] | np.ndarray) -> Parameter:
-    """A small host-side float32 state Parameter."""
-    return parameter(name, np.atleast_1d(np.asarray(value, np.float32)))
-
-
-def int_parameter(name: str, value: int | np.ndarray) -> Parameter:
-    """A small host-side int32 state Parameter."""
-    return Parameter(Tensor(np.atleast_1d(np.asarray(value, np.int32)), ms.int32), PREFIX + name, requires_grad=False)

@@ -13,13 +13,17 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from thor import capture, convolution, device
 from thor import loss_scale as scales
+from thor.distributed import Sharing, ranks_of_context
+from thor.exchange import PieceExchange, placement_of
 from thor.inverter import Inverter, Job
-from thor.layers import Layer, float_parameter, int_parameter
+from thor.layers import Layer, cuts_of
 from thor.options import inner_optimizer, read_options
+from thor.parameters import float_parameter, int_parameter, read, write
 from thor.profile import auto
 from thor.profile.records import Profile
-from thor.records import LayerRecord, describe_plan, log_layers, plan_parameter
+from thor.records import LayerRecord, describe_optimizer, describe_plan, log_layers, plan_parameter
 from thor.refresh import Decision, RefreshRecord, TraceRule, damped_trace, pi_split
+from thor.state import gathered_state, load_state
 
 logger = logging.getLogger("thor")
 
@@ -56,12 +60,14 @@ class THOR(nn.Cell):
         inner: the optimizer that moves the weights; None for ``nn.Momentum``.
         loss_scale: number, :class:`thor.DynamicLossScale` or a ``mindspore.amp`` scaler.
         clip: limit on the step's size in the norm of the curvature (kl clip); 1e-3 is usual. None for no limit.
+        clip_each: largest norm of each weight's gradient, before it is preconditioned. None for no limit.
         skip: regular expressions; layers whose name matches take the plain gradient.
         norms: whether scale and shift of normalisation layers are preconditioned, by their diagonal Fisher.
         params: parameter groups for the default Momentum, as ``nn.Optimizer`` takes them.
         weight_decay_mode: "coupled": added to the preconditioned direction, through momentum (the released THOR);
             "decoupled": w <- (1 - lr weight_decay) w, apart from the step.
         inverse: "lapack", "cholesky" or "newton-schulz"; None for what suits the device.
+        sharing: how the ranks of a data-parallel job share the inverses (:class:`thor.Sharing`); None for its defaults.
         max_bad_steps: non-finite steps in a row, each skipped whole, after which training stops with an error.
     """
 
@@ -71,7 +77,7 @@ class THOR(nn.Cell):
         interval: Any = 100, factor_interval: Any = None, factor_decay: float = 0.95,
         inner: nn.Optimizer | None = None, loss_scale: Any = 1.0, clip: float | None = None, skip: Any = (),
         params: Any = None, weight_decay_mode: str = "coupled", inverse: str | None = None, max_bad_steps: int = 10,
-        norms: bool = False,
+        norms: bool = False, clip_each: float | None = None, sharing: Sharing | None = None,
     ) -> None:  # fmt: skip
         super().__init__(auto_prefix=False)
         if not isinstance(net, nn.Cell):
@@ -84,8 +90,9 @@ class THOR(nn.Cell):
             )
         self.options = read_options(
             damping=damping, block_size=block_size, split=split, rank=rank, refresh=refresh, interval=interval,
-            factor_interval=factor_interval, factor_decay=factor_decay, clip=clip, weight_decay=weight_decay,
-            weight_decay_mode=weight_decay_mode, skip=skip, max_bad_steps=max_bad_steps, norms=norms,
+            factor_interval=factor_interval, factor_decay=factor_decay, clip=clip, clip_each=clip_each,
+            weight_decay=weight_decay, weight_decay_mode=weight_decay_mode, skip=skip, max_bad_steps=max_bad_steps,
+            norms=norms,
         )  # fmt: skip
         self._scale_rule: scales.DynamicLossScale | None
         scale, self._scale_rule = scales.read(loss_scale)
@@ -97,7 +104,13 @@ class THOR(nn.Cell):
         self._profile_path = auto.cache_file(chosen, self._inverter.method) if self.options.auto else None
         if self._profile_path is not None:
             self._take_profile(auto.cached(self._profile_path))
-        self._captured = [Layer(target, self.options.plan) for target in chosen]
+        self.ranks = ranks_of_context(sharing)
+        if self.ranks is not None and self.options.auto:
+            raise ValueError(
+                "block_size='auto' measures this process's machine, and ranks could choose differently: run "
+                "`thor profile` once and give the path of its profile"
+            )
+        self._take_layers(chosen)
         self._name_state(scale)
         log_layers(self.layers, self._left_out)
 
@@ -119,6 +132,17 @@ class THOR(nn.Cell):
                 f"and normalisation layers with trainable weights, and found none ({why})"
             )
         return chosen
+
+    def _take_layers(self, targets: list[capture.Target]) -> None:
+        """Capture the targets; in a data-parallel job, share them out first."""
+        plan, ranks = self.options.plan, self.ranks
+        self._column_of = [0] * len(targets)
+        if ranks is not None and ranks.sharing.shared:
+            placement = placement_of([(t.copies, *cuts_of(t, plan)) for t in targets], ranks)
+            self._inverter.exchange = PieceExchange(ranks, placement, [t.name for t in targets])
+            self._column_of = list(placement.column_of)
+        held = [ranks is None or column == ranks.own_column for column in self._column_of]
+        self._captured = [Layer(t, plan, held=own) for t, own in zip(targets, held, strict=True)]
 
     def _take_profile(self, profile: Profile | None) -> None:
         """Adopt the plan that a profile chose, if there is one."""
@@ -142,7 +166,7 @@ class THOR(nn.Cell):
         self._take_profile(profile)
         scale = float(self.scale.asnumpy()[0])
         self._params.clear()  # the stand-in plan's state: the new one stands in its own order
-        self._captured = [Layer(target, self.options.plan) for target in self._targets()]
+        self._take_layers(self._targets())
         self._name_state(scale)
         log_layers(self.layers, self._left_out)
 
@@ -193,7 +217,7 @@ class THOR(nn.Cell):
     @property
     def step(self) -> int:
         """Steps done; skipped ones do not count."""
-        return _read(self.step_count)
+        return read(self.step_count)
 
     def factors(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """(A, G) of a layer as dense float32, as approximated by its split; the bias is A's last coordinate.
@@ -208,7 +232,20 @@ class THOR(nn.Cell):
     def inverses(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """(A^-1, G^-1), damped, as applied, dense float32."""
         layer = self._layer(name)
+        if not layer.held:
+            raise ValueError(f"the inverses of layer {name} lie on other ranks (grad_worker_fraction)")
         return _squeezed(layer.a.dense_inverse()), _squeezed(layer.g.dense_inverse())
+
+    def state(self) -> list[dict[str, Any]]:
+        """Everything, for ``ms.save_checkpoint(state, path)``, also where ranks hold the inverses of some layers only.
+
+        In a data-parallel job all ranks must call it, for they bring their parts together.
+        """
+        return gathered_state(self, self._captured, self._column_of, self.ranks)
+
+    def load(self, parameters: dict[str, Parameter]) -> None:
+        """Take over what ``ms.load_checkpoint`` read of a :meth:`state`: of inverses those that this rank holds."""
+        load_state(self, self._captured, parameters)
 
     def memory(self) -> dict[str, int]:
         """Bytes of curvature state per layer, and in all under ``"total"``."""
@@ -222,18 +259,7 @@ class THOR(nn.Cell):
         return found
 
     def __repr__(self) -> str:
-        o = self.options
-        lines = [
-            f"THOR(step={self.step}, inner={type(self.inner).__name__}, {o.plan.describe()}, refresh={o.refresh},",
-            f"     interval={o.interval.value}, factor_decay={o.factor_decay}, inverse={self._inverter.method!r}, "
-            f"clip={o.clip}, {self.memory()['total'] / 2**20:.1f} MiB)",
-        ]
-        for r in self.layers:
-            lines.append(
-                f"  {r.name}: {r.kind}, A {r.a_dim} ({r.blocks[0][0]}x{r.blocks[0][1]}), "
-                f"G {r.g_dim} ({r.blocks[1][0]}x{r.blocks[1][1]}), {r.status}, {r.refreshes} refreshes"
-            )
-        return "\n".join(lines)
+        return describe_optimizer(self, self.options, self._inverter.method)
 
     def construct(self, *_: Any) -> None:
         """Not for direct use: curvature needs the forward pass as well."""
@@ -269,12 +295,12 @@ class THOR(nn.Cell):
     @property
     def gathers_now(self) -> bool:
         """Whether this step gathers factors."""
-        return self.refreshes_now or (self.step >= _read(self.next_gather) and bool(self.active_layers))
+        return self.refreshes_now or (self.step >= read(self.next_gather) and bool(self.active_layers))
 
     @property
     def refreshes_now(self) -> bool:
         """Whether this step is a candidate refresh."""
-        return self.step >= _read(self.next_refresh) and bool(self.active_layers)
+        return self.step >= read(self.next_refresh) and bool(self.active_layers)
 
     def gain(self, indices: list[int]) -> tuple[Tensor, np.float32]:
         """Weight of a fresh factor in the running average, one a layer (0: stopped), and the average's new weight.
@@ -288,8 +314,8 @@ class THOR(nn.Cell):
 
     def gathered(self, weight: np.float32) -> None:
         """The estimates have taken in a fresh factor."""
-        _write(self.average_weight, weight)
-        _write(self.next_gather, self.step + self.options.gather_interval(self.step))
+        write(self.average_weight, weight)
+        write(self.next_gather, self.step + self.options.gather_interval(self.step))
 
     def refresh(self, indices: list[int], traces: np.ndarray) -> None:
         """Decide for every active layer, from the traces of the factors of layers ``indices``; invert what updates."""
@@ -320,7 +346,7 @@ class THOR(nn.Cell):
             (self.status, status), (self.refreshes, refreshes), (self.kept, kept), (self.traces, np.concatenate(flat)),
             (self.next_refresh, step + int(self.options.interval(step))),
         ):  # fmt: skip
-            _write(target, value)
+            write(target, value)
 
     def _by_layer(self, flat: np.ndarray, indices: Any) -> dict[int, np.ndarray]:
         """Traces [2, c] (of A, of G) of each layer, from the flat order of the compiled step."""
@@ -342,7 +368,7 @@ class THOR(nn.Cell):
         """Take over a layer's new inverses, all of them or none."""
         escalated = sum(job.escalated for job in pair)
         if escalated:
-            _write(self.escalations, _read(self.escalations) + escalated)
+            write(self.escalations, read(self.escalations) + escalated)
             logger.warning("step %d: %d blocks of layer %s were not positive definite and got more damping",
                            self.step, escalated, layer.name)  # fmt: skip
         if any(job.failed for job in pair):
@@ -363,44 +389,34 @@ class THOR(nn.Cell):
     def finished(self, finite: bool) -> bool:
         """Count the step; answers whether too many in a row were not finite."""
         if finite:
-            _write(self.step_count, self.step + 1)
-            if _read(self.bad_steps):
-                _write(self.bad_steps, 0)
+            write(self.step_count, self.step + 1)
+            if read(self.bad_steps):
+                write(self.bad_steps, 0)
             if self._scale_rule is not None:
                 self._grow_scale(self._scale_rule)
             return False
-        _write(self.skipped_steps, _read(self.skipped_steps) + 1)
+        write(self.skipped_steps, read(self.skipped_steps) + 1)
         rule = self._scale_rule
         if rule is not None:
-            _write(self.good_steps, 0)
+            write(self.good_steps, 0)
             old = float(self.scale.asnumpy()[0])
             if old > rule.minimum:
-                _write(self.scale, max(rule.minimum, old / rule.factor))
+                write(self.scale, max(rule.minimum, old / rule.factor))
                 logger.info("step %d: overflow at loss scale %g, skipped; the scale falls", self.step, old)
                 return False
-        _write(self.bad_steps, _read(self.bad_steps) + 1)
+        write(self.bad_steps, read(self.bad_steps) + 1)
         logger.warning("step %d: loss or gradients are not finite, step skipped (%d in a row)",
-                       self.step, _read(self.bad_steps))  # fmt: skip
-        return _read(self.bad_steps) >= self.options.max_bad_steps
+                       self.step, read(self.bad_steps))  # fmt: skip
+        return read(self.bad_steps) >= self.options.max_bad_steps
 
     def _grow_scale(self, rule: scales.DynamicLossScale) -> None:
-        good = _read(self.good_steps) + 1
+        good = read(self.good_steps) + 1
         if good >= rule.window:
             grown = float(self.scale.asnumpy()[0]) * rule.factor
             good = 0
             if math.isfinite(np.float32(grown)):
-                _write(self.scale, grown)
-        _write(self.good_steps, good)
-
-
-def _read(state: Parameter) -> int:
-    return int(state.asnumpy()[0])
-
-
-def _write(state: Parameter, value: Any) -> None:
-    """Set a host-side state; no compiled graph reads it, so its storage may be replaced."""
-    old = state.asnumpy()
-    state.set_data(Tensor(np.broadcast_to(np.asarray(value, old.dtype), old.shape).copy()))
+                write(self.scale, grown)
+        write(self.good_steps, good)
 
 
 def _squeezed(matrix: np.ndarray) -> np.ndarray:

@@ -36,6 +36,7 @@ class Options:
     plan: BlockPlan
     auto: bool  # the plan is a stand-in until a profile has chosen
     clip: float | None
+    clip_each: float | None
     weight_decay: float
     weight_decay_mode: str
     skip: tuple[str, ...]
@@ -85,8 +86,8 @@ def skip_patterns(skip: Any) -> tuple[str, ...]:
 
 
 def read_options(
-    *, damping, block_size, split, rank, refresh, interval, factor_interval, factor_decay, clip, weight_decay,
-    weight_decay_mode, skip, max_bad_steps, norms,
+    *, damping, block_size, split, rank, refresh, interval, factor_interval, factor_decay, clip, clip_each,
+    weight_decay, weight_decay_mode, skip, max_bad_steps, norms,
 ) -> Options:  # fmt: skip
     """All settings but the inner optimizer's, checked."""
     if not isinstance(refresh, TraceRule):
@@ -95,8 +96,9 @@ def read_options(
         raise ValueError(
             f"weight_decay_mode must be one of {', '.join(WEIGHT_DECAY_MODES)}, but got {weight_decay_mode!r}"
         )
-    if clip is not None and number("clip", clip, 0.0) == 0.0:
-        raise ValueError("clip must be greater than 0, or None for no limit, but got 0")
+    for name, limit in (("clip", clip), ("clip_each", clip_each)):
+        if limit is not None and number(name, limit, 0.0) == 0.0:
+            raise ValueError(f"{name} must be greater than 0, or None for no limit, but got 0")
     gather = None
     if factor_interval is not None:
         gather = HostSchedule("factor_interval", factor_interval, low=1, above=False, integer=True)
@@ -110,6 +112,7 @@ def read_options(
         plan=block_plan(DEFAULT_BLOCK_SIZE if auto else block_size, split, rank),
         auto=auto,
         clip=None if clip is None else float(clip),
+        clip_each=None if clip_each is None else float(clip_each),
         weight_decay=number("weight_decay", weight_decay, 0.0),
         weight_decay_mode=weight_decay_mode,
         skip=skip_patterns(skip),

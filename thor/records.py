@@ -98,3 +98,22 @@ def _plan_differences(stored: str, own: str) -> str:
         return "its plan cannot be read"
     found = [f"{k} {theirs.get(k)!r} there, {ours[k]!r} here" for k in ours if theirs.get(k) != ours[k] and k != "hash"]
     return ", ".join(found) or "its layers differ in name or size"
+
+
+def describe_optimizer(optimizer: Any, options: Any, method: str) -> str:
+    """``repr`` of a THOR: its settings, and a line for each layer."""
+    o, ranks = options, optimizer.ranks
+    shared = "" if ranks is None else f", rank {ranks.rank} of {ranks.grid.ranks} in {ranks.grid.columns} columns"
+    lines = [
+        f"THOR(step={optimizer.step}, inner={type(optimizer.inner).__name__}, {o.plan.describe()}, "
+        f"refresh={o.refresh},",
+        f"     interval={o.interval.value}, factor_decay={o.factor_decay}, inverse={method!r}, "
+        f"clip={o.clip}, {optimizer.memory()['total'] / 2**20:.1f} MiB{shared})",
+    ]
+    for r in optimizer.layers:
+        (a_count, a_size), (g_count, g_size) = r.blocks
+        lines.append(
+            f"  {r.name}: {r.kind}, A {r.a_dim} ({a_count}x{a_size}), G {r.g_dim} ({g_count}x{g_size}), "
+            f"{r.status}, {r.refreshes} refreshes"
+        )
+    return "\n".join(lines)

@@ -19,8 +19,9 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from thor import device
 from thor.blocks import check_int
 from thor.diagnose import first_bad_layer
-from thor.layers import int_parameter
+from thor.distributed import Means, same_everywhere
 from thor.optimizer import RECOMPILE_SHARE, THOR
+from thor.parameters import int_parameter
 from thor.update import Estimate, Update, dot
 
 
@@ -49,11 +50,6 @@ class TrainStep(nn.Cell):
             raise ValueError("optimizer was made for another network: build THOR(net, ...) and TrainStep on one object")
         if loss_fn is not None and not callable(loss_fn):
             raise TypeError(f"loss_fn must be callable or None, but got {loss_fn!r}")
-        if ms.get_auto_parallel_context("parallel_mode") not in ("stand_alone",):
-            raise RuntimeError(
-                f"TrainStep runs on one device so far, but parallel_mode is "
-                f"{ms.get_auto_parallel_context('parallel_mode')!r}; use stand_alone"
-            )
         self.accumulate = check_int("accumulate", accumulate, 1)
         self.network, self.optimizer = net, optimizer
         object.__setattr__(self, "loss_fn", loss_fn)
@@ -69,7 +65,14 @@ class TrainStep(nn.Cell):
         """Take up the optimizer's layers and state, once they are what they will be."""
         optimizer, options = self.optimizer, self.optimizer.options
         decay = options.weight_decay if options.weight_decay_mode == "decoupled" else 0.0
-        self._update = Update(optimizer.inner, optimizer._captured, options.clip, decay)
+        ranks = optimizer.ranks
+        self._update = Update(optimizer.inner, optimizer._captured, options.clip, decay, options.clip_each, ranks)
+        if ranks is not None:
+            settings = {"block plan": optimizer.plan.asnumpy().tobytes(), "sharing": ranks.sharing,
+                        "refresh": options.refresh, "factor_decay": options.factor_decay, "clip": options.clip,
+                        "clip_each": options.clip_each, "accumulate": self.accumulate}  # fmt: skip
+            same_everywhere(ranks, settings)
+            ranks.copy_first(list(self.network.get_parameters()))
         self._in_graph = optimizer.active_layers
         self._compiled: dict[str, Callable[..., Any]] = {}
         self._state = [*self.network.get_parameters(), *optimizer.get_parameters()]
@@ -171,10 +174,11 @@ class TrainStep(nn.Cell):
 
     def _build_plain(self) -> Callable[..., Any]:
         differentiate = ms.value_and_grad(self._forward(), None, self._weights)
-        unscale, update = self._unscale(), self._update
+        unscale, update, mean = self._unscale(), self._update, self._mean_over_ranks(self._weights)
 
         def plain(scale, *inputs):
             loss, gradients = differentiate(scale, *inputs)
+            loss, gradients = mean(loss, gradients, inputs[0].shape[0])
             inverse_scale = 1.0 / scale[0]
             return update(loss * inverse_scale, unscale(gradients, inverse_scale))
 
@@ -184,9 +188,11 @@ class TrainStep(nn.Cell):
         self.compilations += 1
         differentiate = ms.value_and_grad(self._forward(), None, self._differentiated())
         unscale, finish, count = self._unscale(), self._gather(), len(self._weights)
+        mean = self._mean_over_ranks(self._differentiated())
 
         def curvature(scale, gain, *inputs):
             loss, gradients = differentiate(scale, *inputs)
+            loss, gradients = mean(loss, gradients, inputs[0].shape[0])
             inverse_scale = 1.0 / scale[0]
             weights = unscale(gradients[:count], inverse_scale)
             return finish(loss * inverse_scale, gain, inverse_scale, weights, gradients[count:])
@@ -207,6 +213,20 @@ class TrainStep(nn.Cell):
 
     def _graph_layers(self) -> list[Any]:
         return [self.optimizer._captured[i] for i in self._in_graph]
+
+    def _mean_over_ranks(self, variables: Any) -> Callable[..., Any]:
+        """(loss, gradients by ``variables``) averaged over the ranks, each counting by its examples."""
+        ranks = self.optimizer.ranks
+        if ranks is None:
+            return alone
+        blocks = {id(f.blocks) for y in self.optimizer._captured for f in (y.a, y.g)}
+        shapes, symmetric = [v.shape for v in variables], [id(v) in blocks for v in variables]
+        means = Means(shapes, symmetric, ranks.sharing.fusion)
+
+        def mean(loss, values, examples):
+            return means(loss, values, examples)
+
+        return mean
 
     def _unscale(self) -> Callable[..., Any]:
         """Divide by the loss scale; compiled away where it is always 1."""
@@ -277,15 +297,12 @@ class TrainStep(nn.Cell):
         return add
 
     def _build_finish(self) -> Callable[..., Any]:
-        sums, unscale, update, share = (
-            _Values(list(self.sums), self.loss_sum),
-            self._unscale(),
-            self._update,
-            1.0 / self.accumulate,
-        )
+        sums, unscale, update = _Values(list(self.sums), self.loss_sum), self._unscale(), self._update
+        share, mean = 1.0 / self.accumulate, self._mean_over_ranks(self._weights)
 
         def finish(scale):
             loss, gradients = sums(share)
+            loss, gradients = mean(loss, gradients, 1)
             return update(loss, unscale(gradients, 1.0 / scale[0]))
 
         return finish
@@ -293,9 +310,11 @@ class TrainStep(nn.Cell):
     def _build_finish_curvature(self) -> Callable[..., Any]:
         sums = _Values([*self.sums, *self._graph_sums()], self.loss_sum)
         unscale, gather, share, count = self._unscale(), self._gather(), 1.0 / self.accumulate, len(self._weights)
+        mean = self._mean_over_ranks(self._differentiated())
 
         def finish(scale, gain):
             loss, means = sums(share)
+            loss, means = mean(loss, means, 1)
             inverse_scale = 1.0 / scale[0]
             return gather(loss, gain, inverse_scale, unscale(means[:count], inverse_scale), means[count:])
 
@@ -387,6 +406,11 @@ class _Clearer(nn.Cell):
         for value in self.sums:
             ops.assign(value, ops.zeros_like(value))
         return self.sums[0]
+
+
+def alone(loss, values, examples):
+    """The mean over one rank."""
+    return loss, values
 
 
 def finite_sum(value):

@@ -6,6 +6,7 @@ import mindspore as ms
 from mindspore import ParameterTuple, nn, ops
 
 from thor import factors
+from thor.distributed import Ranks, Sums
 from thor.layers import Layer
 from thor.precondition import from_matrix, precondition, precondition_with_bias, to_matrix
 
@@ -59,12 +60,19 @@ class Update(nn.Cell):
     With ``clip``, the captured directions are scaled by min(1, sqrt(clip / sum lr^2 <g, d>)): the step's size in the
     norm of the curvature, twice its KL divergence to second order, stays below ``clip`` (Ba, Grosse & Martens 2017).
 
+    With ``clip_each``, each weight's gradient is first scaled to at most that norm. In a data-parallel job whose ranks
+    hold some layers' inverses only, each preconditions those, and the directions are summed over a row of ranks, of
+    which one has the layer's and the others zeros.
+
     One number, the sum of all <gradient, direction>, tells whether everything is finite; if not, nothing moves.
     Reducing every gradient to it also keeps MindSpore's CPU runtime from running the backward products concurrently,
     where they slow each other down.
     """
 
-    def __init__(self, inner: nn.Optimizer, layers: list[Layer], clip: float | None, decay: float):
+    def __init__(
+        self, inner: nn.Optimizer, layers: list[Layer], clip: float | None, decay: float,
+        clip_each: float | None = None, ranks: Ranks | None = None,
+    ):  # fmt: skip
         super().__init__(auto_prefix=False)
         self.inner = inner
         self.weights = inner.parameters
@@ -83,9 +91,20 @@ class Update(nn.Cell):
         # where to find each weight's direction in (gradients..., directions of captured weights...)
         self.pick = tuple(self.size + self.captured.index(i) if i in captured else i for i in range(self.size))
         self.order = self._order_of_directions()
+        self.held = tuple(layer.held for layer in layers)
+        self.across = self._sums_over_row(ranks)
         self.clip = 0.0 if clip is None else float(clip)
+        self.clip_each = 0.0 if clip_each is None else float(clip_each)
         self.decay = float(decay)
         self.decay_at = tuple(i for i in range(self.size) if inner.decay_flags[i]) if decay else ()
+
+    def _sums_over_row(self, ranks: Ranks | None) -> Sums | None:
+        """How ranks hand each other directions; None where each computes all of them."""
+        if ranks is None or ranks.row is None:
+            return None
+        made = [at for pair in zip(self.weight_at, self.bias_at, strict=True) for at in pair if at >= 0]
+        shapes = [self.weights[at].shape for at in made]
+        return Sums(shapes, [False] * len(shapes), ranks.sharing.fusion, ranks.row)
 
     def _order_of_directions(self) -> tuple[int, ...]:
         """Position of each captured weight in the list (weight, bias of layer 0, weight of layer 1, ...)."""
@@ -96,7 +115,11 @@ class Update(nn.Cell):
 
     def construct(self, loss, gradients):
         """(loss, whether the step was finite and done) for unscaled gradients in the inner optimizer's order."""
+        if self.clip_each > 0:
+            gradients = self._clipped_each(gradients)
         made = self._directions(gradients)
+        if self.across is not None:
+            made = self._from_row(made)
         pool = gradients
         for index in self.order:
             pool += (made[index],)
@@ -124,22 +147,44 @@ class Update(nn.Cell):
             bias = None
             if self.bias_at[i] >= 0:
                 bias = gradients[self.bias_at[i]]
-            j = i * PER_LAYER
-            of_rows, of_columns = self.caches[j + 3], self.caches[j]
-            rows = of_rows.shape[1] * of_rows.shape[2]
-            columns = of_columns.shape[1] * of_columns.shape[2]
-            right = (self.caches[j], self.caches[j + 1], self.caches[j + 2])
-            left = (of_rows, self.caches[j + 4], self.caches[j + 5])
-            copies, positions, apart = self.copies[i], self.positions[i], self.bias_inverse_at[i]
-            if apart < 0:
-                matrix = to_matrix(weight, bias, copies, rows, columns, positions).astype(ms.float32)
-                made += from_matrix(precondition(matrix, *right, *left), weight, bias, copies, positions)
+            if self.held[i]:
+                made += self._direction(i, weight, bias)
             else:
-                matrix = to_matrix(weight, None, copies, rows, columns, positions).astype(ms.float32)
-                column = to_matrix(bias, None, copies, rows, 1).astype(ms.float32)
-                matrix, column = precondition_with_bias(matrix, column, *right, self.bias_inverses[apart], *left)
-                made += from_matrix(matrix, weight, None, copies, positions) + from_matrix(column, bias, None, copies)
+                made += (ops.zeros_like(weight),)
+                if self.bias_at[i] >= 0:
+                    made += (ops.zeros_like(bias),)
         return made
+
+    def _direction(self, i, weight, bias):
+        j = i * PER_LAYER
+        of_rows, of_columns = self.caches[j + 3], self.caches[j]
+        rows = of_rows.shape[1] * of_rows.shape[2]
+        columns = of_columns.shape[1] * of_columns.shape[2]
+        right = (self.caches[j], self.caches[j + 1], self.caches[j + 2])
+        left = (of_rows, self.caches[j + 4], self.caches[j + 5])
+        copies, positions, apart = self.copies[i], self.positions[i], self.bias_inverse_at[i]
+        if apart < 0:
+            matrix = to_matrix(weight, bias, copies, rows, columns, positions).astype(ms.float32)
+            return from_matrix(precondition(matrix, *right, *left), weight, bias, copies, positions)
+        matrix = to_matrix(weight, None, copies, rows, columns, positions).astype(ms.float32)
+        column = to_matrix(bias, None, copies, rows, 1).astype(ms.float32)
+        matrix, column = precondition_with_bias(matrix, column, *right, self.bias_inverses[apart], *left)
+        return from_matrix(matrix, weight, None, copies, positions) + from_matrix(column, bias, None, copies)
+
+    def _from_row(self, made):
+        sums = self.across(made, 1.0)
+        typed = ()
+        for i in range(len(made)):
+            typed += (sums[i].astype(made[i].dtype),)
+        return typed
+
+    def _clipped_each(self, gradients):
+        clipped = ()
+        for i in range(self.size):
+            norm = ops.sqrt(dot(gradients[i], gradients[i]))  # if infinite, 0 times infinity is found to be no number
+            factor = ops.minimum(self.clip_each / (norm + 1e-12), 1.0)
+            clipped += (gradients[i] * factor.astype(gradients[i].dtype),)
+        return clipped
 
     def _limited(self, directions, products):
         curvature = ops.zeros((), ms.float32)

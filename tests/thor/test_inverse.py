@@ -4,6 +4,7 @@ import pytest
 from mindspore import Tensor
 
 from thor import inverse, inverter
+from thor.algebra import BATCH_STEP
 from thor.blocks import Cut
 from thor.inverter import Inverter, Job
 from thor.layers import Factor
@@ -145,7 +146,7 @@ def test_every_retry_is_ten_times_the_one_before_up_to_the_limit():
 
 def test_device_batches_of_any_length_equal_the_host():
     """Batches are padded to a multiple of BATCH_STEP: lengths around it."""
-    for count in (1, inverter.BATCH_STEP, inverter.BATCH_STEP + 1):
+    for count in (1, BATCH_STEP, BATCH_STEP + 1):
         matrix = np.zeros((2 * count, 2 * count))
         for k, block in enumerate(positive(count, 2)):
             matrix[2 * k : 2 * k + 2, 2 * k : 2 * k + 2] = block

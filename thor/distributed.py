@@ -1,0 +1,240 @@
+"""Data parallel training: the collectives, inside compiled steps and on the host.
+
+Every rank computes gradients and fresh factors of its share of the batch. Both are averaged over all ranks, *then* the
+factors are inverted: the mean of inverses is not the inverse of the mean. Who inverts what is told in placement.py.
+
+    plain step       gradients averaged        then, where a layer's inverses lie on some ranks only: its direction,
+    curvature step   and factors with them     computed by them, sent to the others of the row
+    refresh          each block inverted by one rank, its inverse sent to the ranks of the column that holds it
+
+The engine is MindSpore's own: AllReduce (sum), AllGather and Broadcast of float32, which every backend has.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter, Tensor, nn, ops
+
+from first_order.checks import flag, number
+from thor.packing import runs, triangle
+from thor.placement import PER, Grid
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sharing:
+    """How ranks share the second-order work.
+
+    Args:
+        grad_worker_fraction: share of the ranks that hold a layer's inverses and precondition its gradient. 1: all of
+            them, which needs no message a step; 1 / ranks or 0: one rank a layer, which needs the least memory, and a
+            message a step for its direction; between: groups. ``ranks * fraction`` must divide the ranks.
+        per: what one rank inverts as a whole: "layer", "factor" or "block" (see :func:`thor.placement.place`).
+        fusion_mib: tensors travel together in messages of at most this size.
+        shared: False lets every rank invert everything for itself, without a message: the naive way, to compare with.
+    """
+
+    grad_worker_fraction: float = 1.0
+    per: str = "block"
+    fusion_mib: float = 16.0
+    shared: bool = True
+
+    def __post_init__(self) -> None:
+        number("grad_worker_fraction", self.grad_worker_fraction, 0.0, 1.0)
+        if self.per not in PER:
+            raise ValueError(f"per must be one of {', '.join(PER)}, but got {self.per!r}")
+        if number("fusion_mib", self.fusion_mib, 0.0) == 0.0:
+            raise ValueError("fusion_mib must be greater than 0, but got 0")
+        if not flag("shared", self.shared) and self.grad_worker_fraction != 1.0:
+            raise ValueError(
+                f"grad_worker_fraction must be 1 with shared=False, where every rank inverts everything, "
+                f"but got {self.grad_worker_fraction}"
+            )
+
+    @property
+    def fusion(self) -> int:
+        """Numbers in one message."""
+        return max(1, int(self.fusion_mib * 2**20 / 4))
+
+
+class Ranks:
+    """The ranks of a job as this process sees them: its number, its grid, and what they say to each other."""
+
+    def __init__(self, rank: int, grid: Grid, sharing: Sharing):
+        self.rank, self.grid, self.sharing = rank, grid, sharing
+        self.row = self._group("row", grid.row_ranks(grid.row_of(rank)))
+        self.column = self._group("column", grid.column_ranks(self.own_column))
+
+    @property
+    def own_column(self) -> int:
+        """The column whose layers this rank holds."""
+        return self.grid.column_of(self.rank)
+
+    def _group(self, kind: str, members: tuple[int, ...]) -> str | None:
+        """Name of the communication group; None for this rank alone."""
+        from mindspore.communication import GlobalComm, create_group
+
+        if len(members) == 1:
+            return None
+        if len(members) == self.grid.ranks:
+            return str(GlobalComm.WORLD_COMM_GROUP)
+        name = f"thor_{kind}_{'_'.join(map(str, members))}"
+        if name not in _groups:
+            create_group(name, list(members))
+            _groups.add(name)
+        return name
+
+    def total(self, values: np.ndarray) -> np.ndarray:
+        """Sum of a float32 vector over all ranks."""
+        return ops.AllReduce()(Tensor(values.astype(np.float32))).asnumpy()
+
+    def gathered(self, values: np.ndarray, lengths: Sequence[int], group: str | None) -> list[np.ndarray]:
+        """Every member's float32 vector, in the order of the group; ``lengths`` are theirs, known to all.
+
+        Padded to the longest, and in pieces of the message's size.
+        """
+        if group is None:
+            return [values]
+        longest = max(lengths)
+        if not longest:
+            return [values[:0] for _ in lengths]
+        mine = np.zeros(longest, np.float32)
+        mine[: len(values)] = values
+        gather, step = ops.AllGather(group), self.sharing.fusion
+        parts = [
+            gather(Tensor(mine[first : first + step])).asnumpy().reshape(len(lengths), -1)
+            for first in range(0, longest, step)
+        ]
+        whole = np.concatenate(parts, 1)
+        return [whole[index, :length] for index, length in enumerate(lengths)]
+
+    def copy_first(self, parameters: Sequence[Parameter]) -> None:
+        """Set each Parameter to rank 0's value, in place."""
+        broadcast = ops.Broadcast(0)
+        for parameter in parameters:
+            ops.assign(parameter, broadcast((parameter.value(),))[0])
+
+
+_groups: set[str] = set()  # MindSpore makes a group of a name once in a process
+
+
+def ranks_of_context(sharing: Sharing | None) -> Ranks | None:
+    """The ranks that the parallel context tells of; None for one device alone."""
+    mode = ms.get_auto_parallel_context("parallel_mode")
+    if mode == ms.ParallelMode.STAND_ALONE:
+        if sharing is not None:
+            raise ValueError(
+                f"sharing is for data parallel training, but parallel_mode is {mode!r}: call init() and "
+                f"ms.set_auto_parallel_context(parallel_mode=ms.ParallelMode.DATA_PARALLEL, gradients_mean=True) "
+                f"before THOR is made"
+            )
+        return None
+    if mode != ms.ParallelMode.DATA_PARALLEL:
+        raise RuntimeError(f"THOR trains with parallel_mode stand_alone or data_parallel, but it is {mode!r}")
+    from mindspore.communication import get_group_size, get_rank
+
+    sharing = sharing or Sharing()
+    count = get_group_size()
+    return Ranks(get_rank(), Grid.from_fraction(count, sharing.grad_worker_fraction), sharing) if count > 1 else None
+
+
+class Sums(nn.Cell):
+    """Sums of tensors over the ranks of a group, in few messages, inside a compiled step.
+
+    Messages follow one another, in the same order on every rank: collectives that a runtime may start in any order
+    would meet different partners. Blocks that are symmetric travel as triangles.
+
+    Args:
+        shapes: of the tensors.
+        symmetric: whether each is a stack of symmetric matrices in its last two axes.
+        limit: numbers in one message.
+        group: of the ranks; None for all.
+    """
+
+    def __init__(self, shapes: Sequence[tuple[int, ...]], symmetric: Sequence[bool], limit: int, group: str | None):
+        super().__init__(auto_prefix=False)
+        self.shapes = tuple(shapes)
+        self.sizes = tuple(s[-1] if even and s[-1] > 1 else 0 for s, even in zip(shapes, symmetric, strict=True))
+        indices = sorted({size for size in self.sizes if size})
+        self.kind = tuple(indices.index(size) if size else -1 for size in self.sizes)
+        self.pack = tuple(Tensor(triangle(size)[0]) for size in indices)
+        self.unpack = tuple(Tensor(triangle(size)[1]) for size in indices)
+        self.lengths = tuple(
+            int(np.prod(shape)) if not size else int(np.prod(shape[:-2])) * size * (size + 1) // 2
+            for shape, size in zip(self.shapes, self.sizes, strict=True)
+        )
+        self.runs = tuple(runs(self.lengths, limit))
+        self.splits = tuple(list(self.lengths[first:last]) for first, last in self.runs)
+        self.all_reduce = ops.AllReduce(ops.ReduceOp.SUM, group) if group else ops.AllReduce(ops.ReduceOp.SUM)
+
+    @property
+    def bytes(self) -> int:
+        """What one call puts into messages."""
+        return 4 * sum(self.lengths)
+
+    def construct(self, values, weight):
+        """Sums of weight * value; ``weight`` is a number."""
+        sums = ()
+        before = values[0]
+        for r in range(len(self.runs)):
+            first, last = self.runs[r]
+            parts = ()
+            for i in range(first, last):
+                parts += (self._flat(i, values[i]),)
+            buffer = parts[0]
+            if last - first > 1:
+                buffer = ops.cat(parts)
+            buffer = self.all_reduce(ops.depend(buffer * weight, before))
+            before = buffer
+            parts = (buffer,)
+            if last - first > 1:
+                parts = ops.split(buffer, self.splits[r])
+            for i in range(first, last):
+                sums += (self._whole(i, parts[i - first]),)
+        return sums
+
+    def _flat(self, index, value):
+        value = value.astype(ms.float32)
+        kind, size = self.kind[index], self.sizes[index]
+        if kind >= 0:
+            value = ops.gather(value.reshape(-1, size * size), self.pack[kind], 1)
+        return value.reshape(-1)
+
+    def _whole(self, index, flat):
+        kind, size = self.kind[index], self.sizes[index]
+        if kind >= 0:
+            flat = ops.gather(flat.reshape(-1, size * (size + 1) // 2), self.unpack[kind], 1)
+        return flat.reshape(self.shapes[index])
+
+
+class Means(nn.Cell):
+    """Means over all ranks of a loss and of tensors, each rank counting by its examples."""
+
+    def __init__(self, shapes: Sequence[tuple[int, ...]], symmetric: Sequence[bool], limit: int):
+        super().__init__(auto_prefix=False)
+        self.sums = Sums([(2,), *shapes], [False, *symmetric], limit, None)
+
+    def construct(self, loss, values, examples):
+        head = ops.stack((loss.astype(ms.float32), ops.ones_like(loss).astype(ms.float32)))
+        sums = self.sums((head,) + values, examples)
+        share = 1.0 / sums[0][1]
+        means = ()
+        for i in range(len(values)):
+            means += ((sums[i + 1] * share).astype(values[i].dtype),)
+        return (sums[0][0] * share).astype(loss.dtype), means
+
+
+def same_everywhere(ranks: Ranks, values: dict[str, Any]) -> None:
+    """Raise if a rank has other settings than rank 0: their collectives would not fit each other."""
+    own = np.array([zlib.crc32(repr(v).encode()) % 2**20 for v in values.values()], np.float32)
+    first = ranks.total(own if ranks.rank == 0 else np.zeros_like(own))
+    wrong = [name for name, one, other in zip(values, own, first, strict=True) if one != other]
+    # all ranks must raise, or the others wait for this one
+    if ranks.total(np.array([len(wrong)], np.float32))[0]:
+        found = ", ".join(f"{name}={values[name]!r}" for name in wrong) or "another rank's"
+        raise ValueError(f"rank {ranks.rank}: settings must be the same on every rank, but differ from rank 0: {found}")

@@ -1,0 +1,107 @@
+"""A refresh shared out among ranks: each inverts its pieces, then all that hold a layer get its whole inverse.
+
+Three messages a refresh: a sum of what each piece found (blocks with more damping, failures, seconds), which every rank
+needs, for all make the same decisions; the inverses as packed triangles, within a column; and a last word on failures.
+All ranks that hold a layer, its inverter too, take the inverse out of the message, so that theirs are the same bits.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from thor.blocks import Cut
+from thor.distributed import Ranks
+from thor.inverter import Job
+from thor.packing import packed, packed_length, unpacked
+from thor.placement import FactorWork, Piece, Placement, place
+
+logger = logging.getLogger("thor")
+
+#: A collective on a CPU waits 30 s for the last rank (MindSpore 2.10); uneven refreshes should stay well below.
+SKEW_WARNING = 10.0
+
+
+def placement_of(cuts: Sequence[tuple[int, Cut, Cut]], ranks: Ranks) -> Placement:
+    """Who inverts what, for layers as (copies, cut of A, cut of G); an inverse counts by its size cubed.
+
+    By that, and not by measured seconds: every rank must come to the same placement.
+    """
+    work = [
+        FactorWork(layer, side, copies * cut.count, float(cut.size) ** 3)
+        for layer, (copies, *pair) in enumerate(cuts)
+        for side, cut in zip("ag", pair, strict=True)
+    ]
+    return place(work, ranks.grid, per=ranks.sharing.per)
+
+
+class PieceExchange:
+    """The exchange of one job's ranks; ``names`` are the layers in the placement's order."""
+
+    def __init__(self, ranks: Ranks, placement: Placement, names: Sequence[str]):
+        self.ranks, self.placement = ranks, placement
+        self._pieces: dict[str, list[Piece]] = {}
+        for piece in placement.pieces:
+            self._pieces.setdefault(f"{names[piece.layer]}.{piece.side}", []).append(piece)
+        self.seconds = np.zeros(ranks.grid.ranks, np.float32)  # of each rank's inversions at the last refresh
+        self.bytes = 0  # that this rank put into messages at the last refresh
+
+    def divide(self, jobs: list[Job]) -> None:
+        """Each job's blocks that this rank inverts: one run of them, or none."""
+        for job in jobs:
+            mine = [piece for piece in self._pieces[job.factor.name] if piece.rank == self.ranks.rank]
+            job.part = slice(mine[0].first, mine[0].last) if mine else slice(0, 0)
+
+    def share(self, jobs: list[Job], seconds: float, algebra: Any) -> None:
+        """Flags and seconds to all, inverses to those that hold them."""
+        self._share_flags(jobs, seconds)
+        members = self.ranks.grid.column_ranks(self.ranks.own_column)
+        held = [job for job in jobs if job.factor.held and not job.failed]
+        order = {rank: [(job, p) for job in held for p in self._pieces[job.factor.name] if p.rank == rank]
+                 for rank in members}  # fmt: skip
+        lengths = [sum(packed_length(p.last - p.first, job.factor.cut.size) for job, p in order[r]) for r in members]
+        own = [packed(algebra.to_host(job.inverse)) for job, _ in order[self.ranks.rank]]
+        mine = np.concatenate(own) if own else np.zeros(0, np.float32)
+        self.bytes = 4 * max(lengths)
+        whole = {id(job): np.empty((job.factor.copies * job.factor.cut.count, *[job.factor.cut.size] * 2), np.float32)
+                 for job in held}  # fmt: skip
+        for rank, flat in zip(members, self.ranks.gathered(mine, lengths, self.ranks.column), strict=True):
+            first = 0
+            for job, piece in order[rank]:
+                last = first + packed_length(piece.last - piece.first, job.factor.cut.size)
+                whole[id(job)][piece.first : piece.last] = unpacked(flat[first:last], job.factor.cut.size)
+                first = last
+        for job in held:
+            job.inverse = algebra.from_host(whole[id(job)])
+
+    def _share_flags(self, jobs: list[Job], seconds: float) -> None:
+        count = len(jobs)
+        found = np.zeros(2 * count + len(self.seconds), np.float32)
+        found[:count] = [job.escalated for job in jobs]
+        found[count : 2 * count] = [job.failed for job in jobs]
+        found[2 * count + self.ranks.rank] = seconds
+        found = self.ranks.total(found)
+        for job, escalated, failed in zip(jobs, found[:count], found[count : 2 * count], strict=True):
+            job.escalated, job.failed = int(escalated), bool(failed)
+        self.seconds = found[2 * count :]
+        if self.skew > SKEW_WARNING:
+            logger.warning(
+                "the slowest rank inverted for %.1f s, the fastest for %.1f s: a collective may give up waiting; "
+                "share by blocks, Sharing(per='block'), or take smaller blocks",
+                self.seconds.max(),
+                self.seconds.min(),
+            )
+
+    @property
+    def skew(self) -> float:
+        """Seconds that the fastest rank waited for the slowest at the last refresh."""
+        return float(self.seconds.max() - self.seconds.min())
+
+    def settle(self, jobs: list[Job]) -> None:
+        """A job that failed on one rank fails on all."""
+        counts = self.ranks.total(np.array([0.0, *(job.failed for job in jobs)], np.float32))
+        for job, count in zip(jobs, counts[1:], strict=True):
+            job.failed = bool(count)

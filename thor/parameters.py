@@ -1,0 +1,37 @@
+"""State as named Parameters, which checkpoints carry."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter, Tensor
+
+PREFIX = "thor."
+
+
+def parameter(name: str, value: np.ndarray) -> Parameter:
+    """A named state Parameter. Never trainable by an optimizer, but differentiable where a port needs it."""
+    return Parameter(Tensor(np.ascontiguousarray(value)), name=PREFIX + name, requires_grad=True)
+
+
+def float_parameter(name: str, value: float | list[float] | np.ndarray) -> Parameter:
+    """A small host-side float32 state Parameter."""
+    return parameter(name, np.atleast_1d(np.asarray(value, np.float32)))
+
+
+def int_parameter(name: str, value: int | np.ndarray) -> Parameter:
+    """A small host-side int32 state Parameter."""
+    return Parameter(Tensor(np.atleast_1d(np.asarray(value, np.int32)), ms.int32), PREFIX + name, requires_grad=False)
+
+
+def read(state: Parameter) -> int:
+    """A host-side state of one number."""
+    return int(state.asnumpy()[0])
+
+
+def write(state: Parameter, value: Any) -> None:
+    """Set a host-side state; no compiled graph reads it, so its storage may be replaced."""
+    old = state.asnumpy()
+    state.set_data(Tensor(np.broadcast_to(np.asarray(value, old.dtype), old.shape).copy()))
