@@ -61,7 +61,7 @@ def train(name, rank, ranks, steps=STEPS):
         options["sharing"] = thor.Sharing(**sharing)
     optimizer = thor.THOR(
         net, 0.02, 0.3, momentum=0.9, block_size=4, interval=4, factor_interval=2, factor_decay=0.9,
-        refresh=thor.TraceRule(update=0.3, stop=0.05), **options,
+        refresh=thor.TraceRule(update=0.15, stop=0.08), **options,
     )  # fmt: skip
     step = thor.TrainStep(net, squared_error, optimizer, accumulate=accumulate, jit=mode == GRAPH)
     losses = []
