@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from thor import device
+from thor.doctor_command import doctor_command
 from thor.profile import report, target
 from thor.profile.auto import available_memory
 from thor.profile.choice import check_candidates, choose, read_curves
@@ -315,3 +316,6 @@ def report_command(
         from thor import report_html
 
         _say(f"wrote {report_html.write(run, out)}")
+
+
+app.command("doctor")(doctor_command)

@@ -60,6 +60,9 @@ class Outcome:
     message: str = ""
 
 
+_BY_REQUEST = Outcome(INTERRUPTED, "ended by request")
+
+
 @dataclass
 class Seen:
     """What is known of a job's ranks on this host: the material for a verdict.
@@ -234,11 +237,13 @@ class Attempt:
         if failed is not None:
             rank, cause = failed
             if asked or INTERRUPTED in seen.statuses.values():
-                return Outcome(INTERRUPTED, "ended by request")
+                return _BY_REQUEST
             must_mend = cause.kind is Kind.USER and USAGE_ERROR in seen.statuses.values()
             return Outcome(USAGE_ERROR if must_mend else 1, self._told(rank, cause.message))
         if status == 0:
             return Outcome(0)
+        if status is not None and asked:  # msrun got the signal too, and died of it; the workers finish their step
+            return _BY_REQUEST if all(state == "gone" for state in seen.states.values()) else None
         if status is not None:
             return Outcome(1, f"msrun ended with status {status}: {self._last_words(self._msrun_log)}")
         early = left_early(seen, now)
