@@ -46,12 +46,18 @@ class Heart:
     """Leaves signs of life where a launcher asks for them, and notices when that launcher is gone."""
 
     def __init__(self, rank: int) -> None:
-        folder = os.environ.get(VARIABLE)
+        trains = os.environ.get("MS_ROLE") != "MS_SCHED"  # msrun's scheduler runs the same program as rank 0 too
+        folder = os.environ.get(VARIABLE) if trains else None
         self._file = Path(folder, f"rank-{rank}.json") if folder else None
         self._parent = os.getppid()
+        self._first: int | None = None
 
     def beat(self, step: int, doing: str) -> None:
-        """Something begins."""
+        """Something begins. The first step still counts as starting: MindSpore compiles in it."""
+        if doing != STARTING and self._first is None:
+            self._first = step
+        if doing in (DATA, STEP) and step == self._first:
+            doing = STARTING
         if self._file:
             temporary = self._file.with_suffix(".writing")
             temporary.write_text(json.dumps(asdict(Beat(step, doing, time.monotonic()))))

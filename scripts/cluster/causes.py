@@ -36,8 +36,8 @@ _MEMORY = re.compile(
     re.IGNORECASE,
 )
 _COLLECTIVE = re.compile(
-    r"AllReduce|AllGather|Broadcast|collective|mccl|MCCL|HCCL|NCCL|timed out node|Heartbeat|"
-    r"[Ww]ait .*respond|compute graph node",
+    r"AllReduce|AllGather|Broadcast|collective|mccl|hccl|nccl|timed out node|state of the cluster|abnormal nodes",
+    re.IGNORECASE,
 )
 _WORDS = 300  # characters of a message that are shown
 
@@ -60,13 +60,20 @@ def of_log(text: str) -> Cause | None:
 
 
 def _exception(block: str) -> str | None:
-    """The exception of a traceback, without the C++ call stack that MindSpore adds."""
+    """The exception of a traceback, without the call stacks that MindSpore adds.
+
+    Its message may begin on the exception's line, or below in a section of its own:  RuntimeError:, - Kernel error:,
+    Launch kernel failed: ...
+    """
     lines = block.splitlines()[1:]
     for number, line in enumerate(lines):
         if _EXCEPTION.match(line):
-            words = [line]
+            words = [line.strip()]
             for more in lines[number + 1 :]:
-                if not more.strip() or more.startswith(("----", "- C++", "[", "Traceback")):
+                decoration = not more.strip() or more.startswith(("----", "- "))
+                if decoration and len(words) == 1 and line.rstrip().endswith(":"):
+                    continue
+                if decoration or more.startswith(("[", "Traceback")):
                     break
                 words.append(more.strip())
             return " ".join(words)[:_WORDS]

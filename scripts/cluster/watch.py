@@ -70,24 +70,39 @@ class Seen:
     Attributes:
         statuses: Exit statuses of ranks that have ended with one that is not 0.
         states: `alive`, `stopped` or `gone`, when last looked.
+        stopped: Ranks that were stopped by a signal when last seen; msrun may have killed them since.
         beats: The newest sign of life of each rank.
         gone_since: When each rank was first seen gone.
     """
 
     statuses: dict[int, int] = field(default_factory=dict)
     states: dict[int, str] = field(default_factory=dict)
+    stopped: set[int] = field(default_factory=set)
     beats: dict[int, Beat] = field(default_factory=dict)
     gone_since: dict[int, float] = field(default_factory=dict)
+
+    def note(self, rank: int, state: str, now: float) -> None:
+        """A rank was looked at."""
+        self.states[rank] = state
+        if state == "gone":
+            self.gone_since.setdefault(rank, now)
+        elif state == "stopped":
+            self.stopped.add(rank)
+        else:
+            self.stopped.discard(rank)
 
     def where(self, rank: int) -> str:
         """Where a rank is, in words."""
         return str(self.beats[rank]) if rank in self.beats else "before its first sign of life"
 
+    def stuck(self, rank: int) -> str:
+        """What keeps a rank that does not go on."""
+        return "is stopped by a signal (SIGSTOP)" if rank in self.stopped else "hangs"
+
     def behind(self) -> int | None:
         """The rank that the others wait for: stopped by a signal, or least advanced; None where none stands out."""
-        for rank, state in sorted(self.states.items()):
-            if state == "stopped":
-                return rank
+        if self.stopped:
+            return min(self.stopped)
         progress = {rank: beat.progress for rank, beat in self.beats.items()}
         least = [rank for rank in progress if progress[rank] == min(progress.values())]
         return least[0] if len(least) == 1 < len(progress) else None
@@ -110,8 +125,9 @@ def failure(seen: Seen, log: Callable[[int], str]) -> tuple[int, Cause] | None:
     kind, rank, cause = min(found, key=lambda item: item[:2])
     late = seen.behind()
     if kind is Kind.COLLECTIVE and late is not None and late != rank:
-        state = "is stopped by a signal" if seen.states.get(late) == "stopped" else "hangs"
-        return late, Cause(kind, f"{state}, and rank {rank} waited for it in vain: {cause.message}")
+        return late, Cause(kind, f"{seen.stuck(late)}, and rank {rank} waited for it in vain: {cause.message}")
+    if kind is Kind.COLLECTIVE:
+        return rank, Cause(kind, f"waited in vain for another rank: {cause.message}")
     return rank, cause
 
 
@@ -221,9 +237,7 @@ class Attempt:
             self._found |= processes.roles(msrun)
         for name, process in self._found.items():
             if name != "scheduler":
-                seen.states[int(name)] = processes.status(process)
-                if seen.states[int(name)] == "gone":
-                    seen.gone_since.setdefault(int(name), time.monotonic())
+                seen.note(int(name), processes.status(process), time.monotonic())
         seen.beats = heartbeat.read(self._beats)
         ranks = {process.pid: int(name) for name, process in self._found.items() if name != "scheduler"}
         for pid, status in _MSRUN_TELLS.findall(_text(self._msrun_log)):
@@ -252,12 +266,14 @@ class Attempt:
         late = hung(seen, started, now, self._limits)
         if late is not None:
             rank, age = late
-            why = "is stopped by a signal (SIGSTOP)" if seen.states.get(rank) == "stopped" else "hangs"
-            return Outcome(1, self._told(rank, f"{why}: no sign of life for {age:.0f} s"))
+            return Outcome(1, self._told(rank, f"{seen.stuck(rank)}: no sign of life for {age:.0f} s"))
         scheduler = self._found.get("scheduler")
         gone = scheduler is not None and processes.status(scheduler) == "gone"
         if gone and not seen.gone_since and any(beat.doing != DONE for beat in seen.beats.values()):
-            return Outcome(1, f"the scheduler has ended: {self._last_words(self._job.log_dir / 'scheduler.log')}")
+            words, stuck = self._last_words(self._job.log_dir / "scheduler.log"), seen.behind()
+            if stuck is not None:
+                return Outcome(1, self._told(stuck, f"{seen.stuck(stuck)}, and the scheduler gave it up: {words}"))
+            return Outcome(1, f"the scheduler has ended: {words}")
         return None
 
     def _told(self, rank: int, cause: str) -> str:

@@ -2,8 +2,10 @@
 
 import json
 
+import mindspore as ms
 import numpy as np
 import pytest
+from mindspore import Tensor, nn
 
 from scripts import ranks
 from scripts.config import save_config
@@ -52,6 +54,49 @@ def test_a_step_number_survives_float32(step, monkeypatch):
 
     monkeypatch.setattr(ranks.Ranks, "total", alone)
     assert ranks.Ranks(0, 2).step_of_first(step) == step
+
+
+def with_other(monkeypatch, *sent):
+    """Sums over two ranks, of which the other one sends these vectors, one a call."""
+    rest = list(sent)
+    monkeypatch.setattr(ranks.Ranks, "total", lambda self, values: np.asarray(values, np.float32) + rest.pop(0))
+
+
+def test_parameters_are_averaged_and_copied(monkeypatch):
+    def parameters():
+        return [ms.Parameter(Tensor(np.float32([[1, 2]])), name="a"), ms.Parameter(Tensor(np.float32(5)), name="b")]
+
+    with_other(monkeypatch, [1.5, 3.0, 0.5], [7.0, 8.0, 9.0])  # half of 3, 6, 1; all of 7, 8, 9
+    mine = parameters()
+    ranks.Ranks(1, 2).average(mine)
+    assert [p.asnumpy().tolist() for p in mine] == [[[2.0, 4.0]], 3.0]
+    ranks.Ranks(1, 2).copy_first(mine)
+    assert [p.asnumpy().tolist() for p in mine] == [[[7.0, 8.0]], 9.0]
+    alone = parameters()
+    ranks.Ranks().copy_first(alone)
+    assert [p.asnumpy().tolist() for p in alone] == [[[1.0, 2.0]], 5.0]
+
+
+def test_one_request_ends_all_and_the_loss_is_the_mean(monkeypatch):
+    with_other(monkeypatch, [3.0, 1.0], [3.0, 0.0])
+    assert ranks.Ranks(0, 2).agree(1.0, False) == (2.0, True)
+    assert ranks.Ranks(0, 2).agree(1.0, False) == (2.0, False)
+
+
+class Nothing:
+    """The part of a test set that is all padding."""
+
+    def epoch(self, epoch):
+        yield np.zeros((2, 3), np.float32), np.full(2, -100, np.int32)
+
+
+def test_a_rank_without_an_example_has_the_scores_of_the_others(tmp_path, monkeypatch):
+    settings = tiny_settings(tmp_path, "momentum", loss="cross_entropy")
+    # four examples elsewhere: sums of loss, accuracy, top5, error, and which of them are known there
+    with_other(monkeypatch, [4.0, 8.0, 3.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0])
+    network = nn.SequentialCell(nn.Dense(3, 10))
+    found = Evaluator(network, nn.CrossEntropyLoss(), Nothing(), ranks.with_ranks(settings, 1, 2), ranks.Ranks(1, 2))()
+    assert (found.count, found.loss, found.values) == (4, 2.0, {"accuracy": 0.75})
 
 
 def variants(tmp_path, suffix):

@@ -1,11 +1,12 @@
 """scripts/train.py, and rank 1 comes to grief before a step of its own; a continued job goes well.
 
-faulty.py WHAT STEP [train.py's arguments]; WHAT: kill, stop, raise, leave, or none.
+faulty.py WHAT STEP [train.py's arguments]; WHAT: kill, stop, raise, leave, sleep, or none.
 """
 
 import os
 import signal
 import sys
+import time
 
 import scripts.train
 from scripts import training
@@ -17,6 +18,8 @@ what, step, arguments = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
 def come_to_grief() -> None:
     if what == "raise":
         raise ValueError("the sky has fallen")
+    if what == "sleep":
+        time.sleep(1000)
     if what == "leave":
         os._exit(0)
     os.kill(os.getpid(), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[what])

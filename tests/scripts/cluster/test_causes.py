@@ -17,6 +17,7 @@ Traceback (most recent call last):
 ----------------------------------------------------
 mindspore/ccsrc/cluster/topology/meta_server_node.cc:554 UpdateTopoState
 """
+KERNEL = TRACEBACK.format(line="RuntimeError: \n----\n- Kernel error:\n----\nLaunch kernel failed: AllReduce-op2")
 WAITED = TRACEBACK.format(line="RuntimeError: AllReduce: wait for rank 1 timed out")
 
 
@@ -28,6 +29,8 @@ WAITED = TRACEBACK.format(line="RuntimeError: AllReduce: wait for rank 1 timed o
         (TRACEBACK.format(line="numpy.core._exceptions._ArrayMemoryError: 9 GiB"), Kind.MEMORY, None),
         (TRACEBACK.format(line="RuntimeError: Out of memory on device 0"), Kind.MEMORY, None),
         (WAITED, Kind.COLLECTIVE, None),
+        (KERNEL, Kind.COLLECTIVE, "RuntimeError: Launch kernel failed: AllReduce-op2"),
+        (TRACEBACK.format(line="RuntimeError: The state of the cluster is error"), Kind.COLLECTIVE, None),
         (TRACEBACK.format(line="E: x") + "error: batch_size = 3: bad\n", Kind.USER, "batch_size = 3: bad"),
         ("terminate called after throwing an instance of 'std::bad_alloc'\n", Kind.MEMORY, None),
     ],
@@ -62,9 +65,27 @@ def test_the_root_is_not_the_rank_that_waited():
 
 @pytest.mark.parametrize(("state", "beat"), [("stopped", at(4)), ("alive", at(4, "data"))])
 def test_a_collective_fails_by_the_rank_that_is_not_there(state, beat):
-    seen = Seen(statuses={0: 1}, states={0: "gone", 1: state}, beats={0: at(4), 1: beat})
+    seen = Seen(statuses={0: 1}, beats={0: at(4), 1: beat})
+    for rank, looks in ((0, ["gone"]), (1, [state, "gone"])):  # msrun kills it before anybody looks again
+        for look in looks:
+            seen.note(rank, look, 0.0)
     rank, cause = failure(seen, {0: WAITED, 1: ""}.get)
     assert rank == 1 and "rank 0 waited for it in vain" in cause.message
+    assert ("SIGSTOP" in cause.message) == (state == "stopped")
+
+
+def test_a_collective_that_fails_by_nobody_here():
+    seen = Seen(statuses={0: 1}, states={0: "gone", 1: "alive"}, beats={0: at(4), 1: at(4)})
+    rank, cause = failure(seen, {0: KERNEL, 1: ""}.get)
+    assert rank == 0 and cause.message.startswith("waited in vain for another rank: RuntimeError: Launch kernel")
+
+
+def test_a_rank_that_goes_on_was_not_stopped():
+    seen = Seen(beats={0: at(4), 1: at(4)})
+    seen.note(1, "stopped", 0.0)
+    assert seen.behind() == 1
+    seen.note(1, "alive", 1.0)
+    assert seen.behind() is None
 
 
 def test_leaving_early():
