@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import mindspore as ms
@@ -33,6 +33,11 @@ class WeightAverage(nn.Cell):
         """Take in the weights as they are after update `number`, counted from 0."""
         decay = min(self._decay, (1 + number) / (10 + number))
         self._compiled(Tensor(np.float32(1.0 - decay)))
+
+    def of(self, weights: Sequence[Parameter]) -> list[Parameter]:
+        """The averages of some of the weights."""
+        wanted = {f"{PREFIX}{weight.name}" for weight in weights}
+        return [average for average in self.averages if average.name in wanted]
 
     @contextmanager
     def in_place(self) -> Iterator[None]:

@@ -23,14 +23,15 @@ class Parts:
     loss: nn.Cell
 
 
-def build(settings: TrainSettings, feeds: Feeds | None = None) -> Parts:
+def build(settings: TrainSettings, feeds: Feeds | None = None, device: str | None = None) -> Parts:
     """Set device, mode and seed, then make data, network and loss.
 
     Args:
         settings: The configuration.
         feeds: The data, where they are open already.
+        device: What `select_device` gave, where it was called already: MindSpore takes it once.
     """
-    device = select_device(settings.device)
+    device = device or select_device(settings.device)
     ms.set_context(mode=ms.GRAPH_MODE if settings.mode == "graph" else ms.PYNATIVE_MODE)
     ms.set_seed(settings.seed)
     feeds = feeds or open_feeds(settings)

@@ -54,7 +54,7 @@ class Position:
 def save(folder: Path, cells: tuple[nn.Cell, ...], position: Position, keep: int) -> None:
     """Write a checkpoint of the cells, then remove all but the newest `keep`."""
     folder.mkdir(parents=True, exist_ok=True)
-    name = f"step-{position.step:08d}"
+    name = _name(position.step)
     tensors = [{"name": key, "data": value} for key, value in _parameters(cells).items()]
     temporary = folder / "writing.ckpt"
     ms.save_checkpoint(tensors, str(temporary))
@@ -68,13 +68,21 @@ def save(folder: Path, cells: tuple[nn.Cell, ...], position: Position, keep: int
         old.with_suffix(".ckpt").unlink(missing_ok=True)
 
 
-def load_last(folder: Path, cells: tuple[nn.Cell, ...]) -> Position:
-    """Bring the cells to the newest checkpoint; where the run stands there."""
+def last_step(folder: Path) -> int | None:
+    """Step of the newest complete checkpoint, None where there is none."""
     found = complete(folder)
-    if not found:
-        raise UserError(f"nothing to resume: {folder} has no checkpoint (step-*.json with its step-*.ckpt)")
-    description = json.loads(found[-1].read_text())
-    path = found[-1].with_suffix(".ckpt")
+    return int(found[-1].stem.removeprefix("step-")) if found else None
+
+
+def load(folder: Path, step: int, cells: tuple[nn.Cell, ...]) -> Position:
+    """Bring the cells to the checkpoint of a step; where the run stands there."""
+    path = folder / f"{_name(step)}.ckpt"
+    try:
+        description = json.loads(path.with_suffix(".json").read_text())
+    except FileNotFoundError:
+        raise UserError(
+            f"nothing to resume: {path.with_suffix('.json')} is missing (all hosts of a job need the same folder)"
+        ) from None
     if not path.is_file():
         raise UserError(f"nothing to resume: {path} is missing")
     size = description.pop("bytes")
@@ -94,6 +102,11 @@ def clear(folder: Path) -> None:
 def complete(folder: Path) -> list[Path]:
     """The .json files of complete checkpoints, oldest first."""
     return sorted(folder.glob("step-*.json"))
+
+
+def _name(step: int) -> str:
+    """What the files of a step's checkpoint are called."""
+    return f"step-{step:08d}"
 
 
 def choose(folder: Path, which: str) -> Path:

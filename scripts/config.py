@@ -32,6 +32,8 @@ _FREE_TO_CHANGE = (
     "tensorboard",
     "data.folder",
     "data.workers",
+    "data.rank",
+    "data.ranks",  # batch_size is of all ranks together
 )
 
 

@@ -88,7 +88,7 @@ def _steps_per_epoch(settings: TrainSettings, feeds: Feeds | None) -> int | None
     examples = PUBLISHED_SIZES.get(settings.data.name)
     if examples is None:
         return None
-    return whole_steps(settings, examples // (settings.batch_size * settings.data.ranks))
+    return whole_steps(settings, examples // settings.batch_size)
 
 
 def _layers(title: str, plan: Plan, curvature: dict[str, int]) -> Table:
@@ -137,7 +137,7 @@ def _steps(settings: TrainSettings, per_epoch: int | None) -> str:
     """How long the run would be."""
     shape = f"batch {settings.batch_size}"
     if settings.data.ranks > 1:
-        shape += f" x {settings.data.ranks} ranks"
+        shape += f" ({settings.share} on each of {settings.data.ranks} ranks)"
     if settings.accumulation > 1:
         shape += f" x {settings.accumulation} accumulated"
     if per_epoch is None:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 
 USAGE_ERROR = 2
+INTERRUPTED = 130  # ended early by the user, as a shell has it for Ctrl-C
 
 
 class UserError(Exception):

@@ -12,9 +12,12 @@ from mindspore import Tensor, nn
 from numpy.typing import NDArray
 
 from scripts.data.source import Source
+from scripts.errors import UserError
+from scripts.ranks import Ranks
 from scripts.settings import TrainSettings
 
 TOP = 5
+SUMS = ("loss", "accuracy", "top5", "error")  # what is added up over examples
 
 
 @dataclass(frozen=True)
@@ -50,10 +53,17 @@ class Evaluator:
     """Test loss, and accuracy (classification, hidden words) or squared error an image (reconstruction).
 
     One compiled forward pass. Labels below 0 (padding, unreadable images) do not count; of a reconstruction, whose
-    loss knows no labels, padding is cut off before.
+    loss knows no labels, padding is cut off before. The ranks of a job evaluate a part each, and add up.
     """
 
-    def __init__(self, network: nn.Cell, loss: nn.Cell, source: Source, settings: TrainSettings) -> None:
+    def __init__(
+        self, network: nn.Cell, loss: nn.Cell, source: Source, settings: TrainSettings, ranks: Ranks | None = None
+    ) -> None:
+        self._ranks = ranks or Ranks()
+        if settings.data.ranks != self._ranks.count:
+            raise UserError(
+                f"data.ranks = {settings.data.ranks}: this process would evaluate a part only; leave data.ranks out"
+            )
         self._network = network
         self._loss = loss
         self._source = source
@@ -75,15 +85,21 @@ class Evaluator:
         """Evaluate on the whole source."""
         self._network.set_train(False)
         try:
-            counts, sums = [], []
-            for count, batch_sums in self._batches():
-                counts.append(count)
-                sums.append(batch_sums)
+            total, sums = self._over_ranks(list(self._batches()))
         finally:
             self._network.set_train(True)
-        total = sum(counts)
-        means = {name: float(sum(s[name] for s in sums)) / total for name in sums[0]} if total else {"loss": np.nan}
+        means = {name: value / total for name, value in sums.items()} if total else {"loss": np.nan}
         return Scores(means.pop("loss"), means or {"accuracy": 0.0}, total)
+
+    def _over_ranks(self, batches: list[tuple[int, dict[str, float]]]) -> tuple[int, dict[str, float]]:
+        """How many examples count, and their sums; a rank whose part is all padding does not know which sums."""
+        count = sum(count for count, _ in batches)
+        sums = {name: sum(s[name] for _, s in batches) for name in SUMS if batches and name in batches[0][1]}
+        if self._ranks.count == 1:
+            return count, sums
+        totals = self._ranks.total([count, *[sums.get(name, 0.0) for name in SUMS], *[name in sums for name in SUMS]])
+        values, known = totals[1 : 1 + len(SUMS)], totals[1 + len(SUMS) :]
+        return int(totals[0]), {name: float(values[i]) for i, name in enumerate(SUMS) if known[i]}
 
     def _batches(self) -> Iterator[tuple[int, dict[str, float]]]:
         """How many examples count in each batch, and the sums of loss and metrics over them."""

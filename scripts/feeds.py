@@ -32,7 +32,7 @@ class Feeds:
 
     Attributes:
         train: Batches to train on.
-        test: Batches to evaluate on; no example is left out, padding has labels below 0.
+        test: Batches to evaluate on; the ranks together leave no example out, padding has labels below 0.
         origin: Where the data are, for messages.
         network_options: Arguments for the network's factory that the data decide.
         skipped: Unreadable images so far, over both parts, and what is wrong with each.
@@ -59,15 +59,17 @@ def open_feeds(settings: TrainSettings) -> Feeds:
     return _in_memory(settings)
 
 
-def _common(settings: TrainSettings) -> dict[str, Any]:
+def _training(settings: TrainSettings) -> dict[str, Any]:
     """Arguments of every training source."""
     data = settings.data
-    return {"batch_size": settings.batch_size, "seed": settings.seed, "rank": data.rank, "ranks": data.ranks}
+    return {"batch_size": settings.share, "seed": settings.seed, "rank": data.rank, "ranks": data.ranks}
 
 
-def _evaluation_batch(settings: TrainSettings, default: int, examples: int) -> int:
-    """Examples a batch of evaluation: no more than there are."""
-    return max(1, min(settings.eval_batch_size or default, examples))
+def _evaluation(settings: TrainSettings, default: int, examples: int) -> dict[str, Any]:
+    """Arguments of every source to evaluate on; a batch is no larger than this rank's share of the examples."""
+    data = settings.data
+    size = max(1, min(settings.eval_batch_size or default, -(-examples // data.ranks)))
+    return {"batch_size": size, "rank": data.rank, "ranks": data.ranks, "training": False}
 
 
 def _in_memory(settings: TrainSettings) -> Feeds:
@@ -99,15 +101,14 @@ def _in_memory(settings: TrainSettings) -> Feeds:
             std=std,
             crop=data.crop,
             flip=data.flip,
-            **_common(settings),
+            **_training(settings),
         ),
         test=Batches(
             images=test.images[: data.test_size],
             labels=labels,
-            batch_size=_evaluation_batch(settings, EVALUATION_BATCH, len(labels)),
             mean=mean,
             std=std,
-            training=False,
+            **_evaluation(settings, EVALUATION_BATCH, len(labels)),
         ),
         origin=str(folder),
     )
@@ -120,13 +121,12 @@ def _photographs(settings: TrainSettings) -> Feeds:
     skipped: tuple[dict[str, str], dict[str, str]] = ({}, {})
     shared: dict[str, Any] = {"size": data.size, "strict": data.strict, "workers": data.workers}
     return Feeds(
-        train=ImageSource(collection=train, augment=data.augment, skipped=skipped[0], **shared, **_common(settings)),
+        train=ImageSource(collection=train, augment=data.augment, skipped=skipped[0], **shared, **_training(settings)),
         test=ImageSource(
             collection=test,
-            batch_size=_evaluation_batch(settings, settings.batch_size, len(test)),
-            training=False,
             skipped=skipped[1],
             **shared,
+            **_evaluation(settings, settings.share, len(test)),
         ),
         origin=str(folder),
         skipped=skipped,
@@ -166,12 +166,11 @@ def _text(settings: TrainSettings) -> Feeds:
     train = text.sequences(documents, words, data.length)[: data.train_size]
     test = text.sequences(held_out, words, data.length)[: data.test_size]
     return Feeds(
-        train=text.MaskedText(sequences=train, words=len(words), **_common(settings)),
+        train=text.MaskedText(sequences=train, words=len(words), **_training(settings)),
         test=text.MaskedText(
             sequences=test,
             words=len(words),
-            batch_size=_evaluation_batch(settings, settings.batch_size, len(test)),
-            training=False,
+            **_evaluation(settings, settings.share, len(test)),
         ),
         origin=str(folder),
         network_options={"vocab_size": len(words)},

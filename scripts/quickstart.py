@@ -19,8 +19,7 @@ from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 
 from scripts.config import load_config  # noqa: E402
-from scripts.errors import run_program  # noqa: E402
-from scripts.train import INTERRUPTED  # noqa: E402
+from scripts.errors import INTERRUPTED, run_program  # noqa: E402
 
 CONFIGS = Path(__file__).parent / "config"
 OPTIMIZERS = ("thor", "momentum")

@@ -89,6 +89,22 @@ class Recorder:
             self.flush()
 
 
+class Unrecorded(Recorder):
+    """What the other ranks of a job have instead: it writes nothing, the first rank does."""
+
+    def __init__(self) -> None:
+        pass
+
+    def flush(self) -> None:
+        """There is nothing."""
+
+    def close(self) -> None:
+        """There is nothing."""
+
+    def _write(self, line: Line) -> None:
+        pass
+
+
 class _Table:
     """One CSV file."""
 

@@ -236,8 +236,8 @@ class DataSettings(Settings):
         length: Text: tokens of a sequence.
         vocabulary: Text: word pieces at most.
         held_out: Text: the document to evaluate on; the last twentieth of each unless given.
-        rank: Which of the shards of each global batch this process trains on.
-        ranks: Processes that share the training set; each evaluates on the whole test set.
+        rank: Which shard of each batch this process works on; msrun sets it.
+        ranks: Processes that share each batch of training and the test set; msrun sets it.
     """
 
     name: Literal["fashion_mnist", "cifar10", "cifar100", "imagenet", "mindrecord", "text", "imagenet_samples"] = (
@@ -285,7 +285,7 @@ class TrainSettings(Settings):
         network: Short name of a network of `models`, or module:callable.
         network_options: Arguments for the network's factory.
         loss: The two last compare the network's output with its own input, as an autoencoder needs.
-        batch_size: Examples a step.
+        batch_size: Examples a step, of all processes of a job together: each has an equal share.
         accumulation: Steps whose gradients are averaged into one update.
         amp: Mixed precision as mindspore.amp has it: O0 none, O2 float16 but for normalisation, O3 all of it.
         loss_scale: Factor on the loss while gradients are computed, against underflow: fixed, or `dynamic`.
@@ -296,7 +296,8 @@ class TrainSettings(Settings):
         keep: Newest checkpoints that are kept, besides the best one.
         eval_every: Epochs between evaluations on the test set.
         eval_every_steps: Steps between further evaluations; 0 for none.
-        eval_batch_size: Examples a batch of evaluation; 1000 where the set is in memory, else batch_size.
+        eval_batch_size: Examples a batch of evaluation, of each process; 1000 where the set is in memory, else its
+            share of batch_size.
         log_every: Steps between lines in metrics.jsonl.
         tensorboard: Also write event files for TensorBoard (needs tensorboardX).
         out: Folder of the run.
@@ -339,9 +340,19 @@ class TrainSettings(Settings):
             raise ValueError("clip_norm is for first-order optimizers; with thor use thor.clip, the bound on its step")
         if self.loss_scale == "dynamic" and self.accumulation > 1 and self.optimizer != "thor":
             raise ValueError("loss_scale = dynamic with accumulation > 1 needs the optimizer thor; give a fixed one")
+        if self.batch_size % self.data.ranks:
+            raise ValueError(
+                f"batch_size = {self.batch_size} must be a multiple of the number of processes, {self.data.ranks}: "
+                f"it is shared among them"
+            )
         if self.reconstructs and self.data.name not in IN_MEMORY:
             raise ValueError(f"loss = {self.loss} reconstructs images in memory, and data.name is {self.data.name}")
         return self
+
+    @property
+    def share(self) -> int:
+        """Examples that this process has of each batch."""
+        return self.batch_size // self.data.ranks
 
     @property
     def reconstructs(self) -> bool:

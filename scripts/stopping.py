@@ -12,12 +12,13 @@ STOP_FILE = "stop"
 
 
 class Interrupt:
-    """Whether somebody has asked the run to end."""
+    """Whether somebody has asked the run to end; of a job's ranks, the first one `leads` and tidies up."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, leads: bool = True) -> None:
         self.signalled = False
+        self._leads = leads
         self._file = folder / STOP_FILE
-        self._file.unlink(missing_ok=True)  # one that an earlier run has left
+        self.done()  # with one that an earlier run has left
 
     @property
     def requested(self) -> bool:
@@ -26,13 +27,14 @@ class Interrupt:
 
     def done(self) -> None:
         """Remove the stop file, so that the continued run does not end at once."""
-        self._file.unlink(missing_ok=True)
+        if self._leads:
+            self._file.unlink(missing_ok=True)
 
 
 @contextmanager
-def asking_to_end(folder: Path) -> Iterator[Interrupt]:
+def asking_to_end(folder: Path, leads: bool = True) -> Iterator[Interrupt]:
     """Within, SIGINT and SIGTERM only ask the loop to end after its step; a second SIGINT ends it at once."""
-    interrupt = Interrupt(folder)
+    interrupt = Interrupt(folder, leads)
 
     def ask(number: int, frame: FrameType | None) -> None:
         if interrupt.signalled and number == signal.SIGINT:

@@ -5,6 +5,7 @@ A run leaves config.yaml, metrics.jsonl (and as CSV), summary.json and its check
 SIGTERM or a file called `stop` in that folder ends it after the step under way, with a checkpoint; --resume goes on
 from the last one, to the same numbers as without the break. --resume auto does so if there is a checkpoint and starts
 otherwise: the one command for a job that may be killed and started again. --dry-run says what would happen.
+Under msrun (scripts/cluster/launch.py starts it) the processes share each batch and train as one.
 """
 
 from __future__ import annotations
@@ -19,9 +20,7 @@ os.environ.setdefault("GLOG_v", "3")  # MindSpore: errors only, before it is imp
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from scripts.config import load_config  # noqa: E402
-from scripts.errors import UserError, run_program  # noqa: E402
-
-INTERRUPTED = 130
+from scripts.errors import INTERRUPTED, UserError, run_program  # noqa: E402
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -41,10 +40,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     run = train(settings, resume={"no": False, "last": True}.get(options.resume, options.resume))
     if run.finished:
-        print(f"results are in {run.folder}")
+        if run.ranks.leads:
+            print(f"results are in {run.folder}")
         return 0
-    print(f"ended after step {run.position.step}; checkpoint saved. To go on:")
-    print(f"  python scripts/train.py --config {run.folder / CONFIG} --resume")
+    if run.ranks.leads:
+        print(f"ended after step {run.position.step}; checkpoint saved. To go on:")
+        print(f"  python scripts/train.py --config {run.folder / CONFIG} --resume")
     return INTERRUPTED
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import platform
 import resource
 import time
@@ -15,18 +16,20 @@ import mindspore as ms
 from mindspore import Tensor, nn
 from rich.console import Console
 
-from scripts import checkpoint
+from scripts import checkpoint, heartbeat
 from scripts.averages import WeightAverage
-from scripts.build import build, make_convolutions_fast, whole_steps
+from scripts.build import build, make_convolutions_fast, select_device, whole_steps
 from scripts.checkpoint import Position
 from scripts.config import differences, load_config, save_config
 from scripts.errors import UserError
 from scripts.evaluation import Evaluator, Scores
 from scripts.feeds import Feeds
+from scripts.heartbeat import Heart
 from scripts.optimizers import Stepper, build_stepper
 from scripts.phases import Phases
 from scripts.progress import ProgressDisplay
-from scripts.recorder import Recorder, write_summary
+from scripts.ranks import Ranks, announced_rank, join, with_ranks
+from scripts.recorder import Recorder, Unrecorded, write_summary
 from scripts.settings import TrainSettings
 from scripts.stopping import Interrupt, asking_to_end
 
@@ -41,6 +44,8 @@ class Run:
 
     settings: TrainSettings
     folder: Path
+    ranks: Ranks
+    heart: Heart
     device: str
     feeds: Feeds
     network: nn.Cell
@@ -66,57 +71,76 @@ class Run:
 def train(settings: TrainSettings, resume: bool | str = False, console: Console | None = None) -> Run:
     """Train as the settings say. The run's `finished` is False if the user has ended it early.
 
+    As a process of a job (scripts.ranks) all ranks call this alike; the first one alone writes and shows anything.
+
     Args:
         settings: The configuration.
         resume: Go on from the last checkpoint in the run's folder; "auto" does so if there is one, and starts if not.
         console: Where progress is shown.
     """
     folder = Path(settings.out)
-    if resume == AUTO:
-        resume = bool(checkpoint.complete(folder / CHECKPOINTS))
-    if resume:
-        _check_same(settings, folder)
-    run = _prepare(settings, folder, console or Console())
-    if resume:
-        run.position = checkpoint.load_last(folder / CHECKPOINTS, run.cells)
+    device = select_device(settings.device)
+    heart = Heart(announced_rank(os.environ))
+    heart.beat(0, heartbeat.STARTING)
+    ranks = join(settings)
+    start = ranks.step_of_first(_step_to_resume(settings, folder, resume) if ranks.leads else -1)
+    run = _prepare(ranks.settings(settings), folder, device, ranks, heart, console or Console())
+    if start >= 0:
+        run.position = checkpoint.load(folder / CHECKPOINTS, start, run.cells)
         run.phases.restore(run.position.phases)
     else:
+        ranks.copy_first(list(run.network.get_parameters()))  # a factory of the user's may draw without the seed
+    if start < 0 and ranks.leads:
         folder.mkdir(parents=True, exist_ok=True)
         checkpoint.clear(folder / CHECKPOINTS)
         (folder / "summary.json").unlink(missing_ok=True)
-        save_config(settings, folder / CONFIG)
-    recorder = Recorder(folder, run.position.step if resume else None, settings.tensorboard)
+        save_config(with_ranks(settings), folder / CONFIG)
+    resumed_at = start if start >= 0 else None
+    recorder = Recorder(folder, resumed_at, settings.tensorboard) if ranks.leads else Unrecorded()
     try:
-        with asking_to_end(folder) as interrupt:
+        with asking_to_end(folder, ranks.leads) as interrupt:
             _loop(run, recorder, interrupt)
     except FloatingPointError as error:
         raise UserError(f"{settings.optimizer}, after step {run.position.step}: {error}") from error
     finally:
         recorder.close()
-    write_summary(folder, _about(run))
+    about = _about(run)
+    if ranks.leads:
+        write_summary(folder, about)
+    ranks.wait_for_all()  # msrun kills the others as soon as one has ended with a status, as after a request to end
+    heart.beat(run.position.step, heartbeat.DONE)
     return run
 
 
-def _check_same(settings: TrainSettings, folder: Path) -> None:
-    """An error unless the folder holds a run of these settings."""
+def _step_to_resume(settings: TrainSettings, folder: Path, resume: bool | str) -> int:
+    """Step of the checkpoint to go on from, -1 for a new run; an error where the folder has no such run."""
+    step = checkpoint.last_step(folder / CHECKPOINTS)
+    if not resume or (resume == AUTO and step is None):
+        return -1
     path = folder / CONFIG
     if not path.is_file():
         raise UserError(f"nothing to resume: {path} is missing")
     changed = differences(load_config(path), settings)
     if changed:
         raise UserError(f"cannot resume {folder} with other settings: {'; '.join(changed)}")
+    if step is None:
+        raise UserError(
+            f"nothing to resume: {folder / CHECKPOINTS} has no checkpoint (step-*.json with its step-*.ckpt)"
+        )
+    return step
 
 
-def _prepare(settings: TrainSettings, folder: Path, console: Console) -> Run:
+def _prepare(settings: TrainSettings, folder: Path, device: str, ranks: Ranks, heart: Heart, console: Console) -> Run:
     """Data, network and optimizer of a run."""
-    parts = build(settings)
+    parts = build(settings, device=device)
     if settings.optimizer != "thor":
         make_convolutions_fast(parts.network)
     steps = whole_steps(settings, len(parts.feeds.train))
     stepper = build_stepper(settings, parts.network, parts.loss, steps)
-    evaluator = Evaluator(parts.network, parts.loss, parts.feeds.test, settings)
+    evaluator = Evaluator(parts.network, parts.loss, parts.feeds.test, settings, ranks)
     average = WeightAverage(parts.network, settings.ema, settings.mode == "graph") if settings.ema else None
-    return Run(settings, folder, parts.device, parts.feeds, parts.network, stepper, evaluator, average, console)
+    console = console if ranks.leads else Console(quiet=True)
+    return Run(settings, folder, ranks, heart, device, parts.feeds, parts.network, stepper, evaluator, average, console)
 
 
 def _loop(run: Run, recorder: Recorder, interrupt: Interrupt) -> None:
@@ -140,13 +164,16 @@ def _epoch(run: Run, recorder: Recorder, display: ProgressDisplay, interrupt: In
     decided = len(run.stepper.history())
     if run.position.step_in_epoch == run.steps_per_epoch:  # ended by the user just before the evaluation
         return True
+    run.heart.beat(run.position.step, heartbeat.DATA)
     batches = run.phases.timed("data", run.feeds.train.epoch(epoch, run.position.step_in_epoch))
     for batch in batches:
+        run.heart.beat(run.position.step, heartbeat.STEP)
         phase = run.stepper.phase()
         begin = time.perf_counter()
         inputs = [Tensor(part) for part in batch[:-1]]
         target = inputs[0] if settings.reconstructs else Tensor(batch[-1])
         loss = float(run.stepper.step(*inputs, target).asnumpy())
+        loss, asked = run.ranks.agree(loss, interrupt.requested or run.heart.orphaned)
         seconds = time.perf_counter() - begin
         run.phases.add(phase, seconds)
         run.position = _moved(run.position, loss, seconds)
@@ -157,7 +184,6 @@ def _epoch(run: Run, recorder: Recorder, display: ProgressDisplay, interrupt: In
         decided = _record(run, recorder, loss, seconds, decided)
         display.step(step, epoch + 1, loss, 1e3 * seconds, settings.batch_size / seconds)
         last = run.position.step_in_epoch == run.steps_per_epoch
-        asked = interrupt.requested
         if whole and not last and settings.eval_every_steps and step % settings.eval_every_steps == 0:
             _evaluate_within(run, recorder, display)
         elif whole and (asked or (settings.checkpoint_every and step % settings.checkpoint_every == 0)):
@@ -166,6 +192,7 @@ def _epoch(run: Run, recorder: Recorder, display: ProgressDisplay, interrupt: In
             return False
         if last:
             break
+        run.heart.beat(step, heartbeat.DATA)
     return True
 
 
@@ -199,6 +226,8 @@ def _record(run: Run, recorder: Recorder, loss: float, seconds: float, decided: 
 
 def _evaluate(run: Run) -> Scores:
     """Scores on the test set, of the averaged weights if there are any; the best ones are remembered."""
+    run.heart.beat(run.position.step, heartbeat.EVALUATION)
+    _join_statistics(run)
     with run.phases.measure("evaluation"), run.average.in_place() if run.average else nullcontext():
         scores = run.evaluator()
     if scores.better_than(run.position.best):
@@ -238,9 +267,23 @@ def _end_of_epoch(run: Run, recorder: Recorder, display: ProgressDisplay) -> Non
 def _save(run: Run, recorder: Recorder) -> None:
     """A checkpoint, with all lines up to it in the metrics file."""
     recorder.flush()
+    _join_statistics(run)
     run.position = replace(run.position, phases=run.phases.sums())
     with run.phases.measure("checkpoint"):
-        checkpoint.save(run.folder / CHECKPOINTS, run.cells, run.position, run.settings.keep)
+        if run.ranks.leads:
+            checkpoint.save(run.folder / CHECKPOINTS, run.cells, run.position, run.settings.keep)
+
+
+def _join_statistics(run: Run) -> None:
+    """Replace the ranks' normalisation statistics, each of its own share of the batches, by their means.
+
+    They and their running averages move linearly and no gradient depends on them, so it makes no difference how often
+    that is done; evaluation and checkpoints need one network.
+    """
+    own = [p for p in run.network.get_parameters() if not p.requires_grad and p.dtype in (ms.float32, ms.float16)]
+    if run.average:
+        own += run.average.of(own)
+    run.ranks.average(own)
 
 
 def _about(run: Run) -> dict[str, Any]:
@@ -254,11 +297,12 @@ def _about(run: Run) -> dict[str, Any]:
         "batch_size": run.settings.batch_size,
         "seed": run.settings.seed,
         "device": run.device,
+        "ranks": run.ranks.count,
         "mode": run.settings.mode,
         "mindspore": ms.__version__,
         "python": platform.python_version(),
         "best": {"step": run.position.best_step, "value": run.position.best},
-        "unreadable_images": run.feeds.unreadable(),
+        "unreadable_images": int(run.ranks.total([run.feeds.unreadable()])[0]),
         "phases": run.phases.sums(),
         "memory": memory(run.network, run.stepper.optimizer, run.average),
     }

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from thor import device
+from thor.doctor_command import doctor_command
 from thor.plan_command import plan_command
 from thor.profile import report, target
 from thor.profile.auto import available_memory
@@ -319,3 +320,4 @@ def report_command(
 
 
 app.command("plan")(_clear_errors()(plan_command))
+app.command("doctor")(doctor_command)

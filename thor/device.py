@@ -51,6 +51,11 @@ def _is_present(target: str) -> bool:
         return False  # MindSpore raises where a plugin is missing instead of answering
 
 
+def present() -> list[str]:
+    """The targets that MindSpore can use here."""
+    return [name for name in TARGETS if _is_present(name)]
+
+
 def select(target: str = "auto") -> str:
     """Set MindSpore's target and return its name.
 
@@ -67,9 +72,8 @@ def select(target: str = "auto") -> str:
     if wanted == "auto":
         wanted = next((name for name in ("Ascend", "GPU") if _is_present(name)), "CPU")
     elif not _is_present(wanted):
-        present = [name for name in TARGETS if _is_present(name)]
         raise ValueError(
-            f"device {wanted} is not available to MindSpore {ms.__version__} here (present: {', '.join(present)}); "
+            f"device {wanted} is not available to MindSpore {ms.__version__} here (present: {', '.join(present())}); "
             f"install its driver and plugin, or choose device=auto"
         )
     try:

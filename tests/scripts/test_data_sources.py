@@ -13,6 +13,7 @@ from scripts.data import imagenet_folder, imagenet_samples, mindrecord
 from scripts.errors import UserError
 from scripts.evaluation import Evaluator
 from scripts.feeds import open_feeds
+from scripts.ranks import with_ranks
 from scripts.recorder import read_metrics
 from scripts.settings import TrainSettings
 from scripts.training import train
@@ -85,15 +86,13 @@ def test_resume_within_an_epoch_is_exact(tmp_path, monkeypatch):
 
 
 def test_shards_are_parts_of_one_global_batch(tmp_path):
-    whole = next(open_feeds(settings_for(tmp_path, "cifar10")).train.epoch(1))
-    data = settings_for(tmp_path, "cifar10").data.model_dump()
-    parts = []
-    for rank in (0, 1):
-        feeds = open_feeds(settings_for(tmp_path, "cifar10", batch_size=2, data={**data, "ranks": 2, "rank": rank}))
-        parts.append(next(feeds.train.epoch(1)))
-        assert sum((labels >= 0).sum() for _, labels in feeds.test.epoch(0)) == 20  # each rank evaluates everything
-    for both, single in zip(zip(*parts, strict=True), whole, strict=True):
+    settings = settings_for(tmp_path, "cifar10")
+    whole = next(open_feeds(settings).train.epoch(1))
+    feeds = [open_feeds(with_ranks(settings, rank, 2)) for rank in (0, 1)]
+    for both, single in zip(zip(*[next(part.train.epoch(1)) for part in feeds], strict=True), whole, strict=True):
         assert np.array_equal(np.concatenate(both), single)
+    tested = [labels for part in feeds for _, labels in part.test.epoch(0)]
+    assert sum((labels >= 0).sum() for labels in tested) == 20, "each test image on one rank"
 
 
 class Counting:

@@ -1,0 +1,121 @@
+"""Train on several devices: python scripts/cluster/launch.py --devices 8 --restarts 3 -- --config FILE [--key value].
+
+What follows `--` goes to scripts/train.py, which every process runs. The output of the host's first rank is shown; all
+logs are in --log-dir. A process that is killed, fails, hangs or leaves early ends the whole job, with one line that
+names the rank and the cause; with --restarts the job then goes on from its last checkpoint. Ctrl-C and SIGTERM end it
+after the step under way, with a checkpoint.
+
+On several hosts, run the same command on each, with --nodes N, --node-rank R, and --master and --port of host 0; the
+run's folder must be one that all of them share. Restarts count ports up from --port, one for each attempt, so that no
+process meets what an earlier attempt has left.
+
+Exit status: 0; 1 for a failure; 2 for what you must mend; 130 after a request to end.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import typer  # noqa: E402
+
+from scripts.cluster.msrun import LOCAL, ROOT, Job, free_port  # noqa: E402
+from scripts.cluster.watch import Attempt, Limits, Outcome  # noqa: E402
+from scripts.errors import UserError, run_program  # noqa: E402
+
+TRAIN = ROOT / "scripts" / "train.py"
+RESUME = ("--resume", "auto")
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+@app.command(help=__doc__)
+def launch(
+    arguments: Annotated[list[str], typer.Argument(help="behind --: arguments of the program")],
+    devices: Annotated[int, typer.Option(help="processes on this host, one a device")],
+    nodes: Annotated[int, typer.Option(help="hosts")] = 1,
+    node_rank: Annotated[int, typer.Option(help="this host, 0 to nodes - 1")] = 0,
+    master: Annotated[str, typer.Option(help="address of host 0")] = LOCAL,
+    port: Annotated[int | None, typer.Option(help="port at host 0; a free one, on one host")] = None,
+    restarts: Annotated[int, typer.Option(min=0, help="how often to go on after a failure")] = 0,
+    timeout: Annotated[int, typer.Option(help="seconds to come together, and on Ascend for a collective")] = 600,
+    hang_seconds: Annotated[float, typer.Option(min=0, help="without a sign of life; 0 for no limit")] = 600.0,
+    start_seconds: Annotated[float, typer.Option(min=0, help="until the first step, with compilation")] = 1800.0,
+    grace_seconds: Annotated[float, typer.Option(min=0, help="to end when asked to")] = 120.0,
+    log_dir: Annotated[Path, typer.Option(help="logs, a folder for each attempt")] = Path("msrun_log"),
+    script: Annotated[Path, typer.Option(help="the program; it must know --resume auto, for restarts")] = TRAIN,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="show the command and its environment only")] = False,
+) -> None:
+    """Run the job; see the module's text."""
+    if nodes > 1 and port is None:
+        raise UserError(f"port is needed with nodes = {nodes}: the same on all hosts, such as --port 8118")
+
+    def job(attempt: int) -> Job:
+        resumes = attempt > 0 and RESUME[0] not in arguments
+        return Job(
+            script=script,
+            arguments=(*arguments, *(RESUME if resumes else ())),
+            log_dir=log_dir / f"attempt-{attempt}",
+            devices=devices,
+            nodes=nodes,
+            node_rank=node_rank,
+            master=master,
+            port=free_port() if port is None else port + attempt,
+            timeout=timeout,
+        )
+
+    if dry_run:
+        typer.echo(described(job(0)))
+        return
+    limits = Limits(hang=hang_seconds, start=start_seconds, grace=grace_seconds)
+    with counting_requests() as asked:
+        for attempt in range(restarts + 1):
+            outcome = Attempt(job(attempt), limits, lambda: len(asked))()
+            if outcome.status != 1 or attempt == restarts:
+                break
+            typer.echo(f"{outcome.message}; restart {attempt + 1} of {restarts}", err=True)
+    raise typer.Exit(_ended(outcome))
+
+
+def _ended(outcome: Outcome) -> int:
+    """Say how the job ended, if there is something to say; its exit status."""
+    if outcome.message:
+        typer.echo(f"{'error: ' if outcome.status in (1, 2) else ''}{outcome.message}", err=True)
+    return outcome.status
+
+
+def described(job: Job) -> str:
+    """The command as a shell would take it, after what it adds to the environment."""
+    added = {name: value for name, value in job.environment({}).items() if os.environ.get(name) != value}
+    added["PATH"] = f"{job.environment({})['PATH'].split(os.pathsep)[0]}{os.pathsep}$PATH"
+    lines = [f"{name}={value if name == 'PATH' else shlex.quote(value)}" for name, value in sorted(added.items())]
+    return " \\\n  ".join([*lines, shlex.join(job.command)])
+
+
+@contextmanager
+def counting_requests() -> Iterator[Sequence[int]]:
+    """Within, SIGINT and SIGTERM are noted in what it gives, instead of ending the launcher."""
+    seen: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        seen.append(number)
+
+    previous = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield seen
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+if __name__ == "__main__":
+    run_program(app)

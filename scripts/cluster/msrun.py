@@ -1,0 +1,98 @@
+"""The msrun command of one host of a job, and the environment that it needs."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from scripts.errors import UserError
+
+LOCAL = "127.0.0.1"
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One host's part of a job.
+
+    Attributes:
+        script: The program that every process runs.
+        arguments: Its arguments.
+        log_dir: Folder of worker_N.log, scheduler.log and msrun.log.
+        devices: Processes on this host, one a device.
+        nodes: Hosts of the job, each with equally many devices.
+        node_rank: This host among them; 0 is the one at `master`.
+        master: Address of host 0, where msrun's scheduler runs.
+        port: Its port.
+        timeout: Seconds for all processes to come together, and on Ascend for a collective to wait.
+    """
+
+    script: Path
+    arguments: tuple[str, ...]
+    log_dir: Path
+    devices: int
+    nodes: int = 1
+    node_rank: int = 0
+    master: str = LOCAL
+    port: int
+    timeout: int = 600
+
+    def __post_init__(self) -> None:
+        for name in ("devices", "nodes", "timeout"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} = {getattr(self, name)}: must be at least 1")
+        if not 0 <= self.node_rank < self.nodes:
+            raise UserError(f"node-rank = {self.node_rank}: must be 0 to {self.nodes - 1} with {self.nodes} nodes")
+        if not 1024 <= self.port <= 65535:
+            raise UserError(f"port = {self.port}: must be 1024 to 65535")
+        if self.nodes > 1 and self.master in (LOCAL, "localhost"):
+            raise UserError(
+                f"master = {self.master}: with {self.nodes} nodes it must be an address all hosts can reach"
+            )
+        if not self.script.is_file():
+            raise UserError(f"{self.script}: no such program")
+
+    @property
+    def ranks(self) -> range:
+        """The ranks of this host's processes."""
+        return range(self.node_rank * self.devices, (self.node_rank + 1) * self.devices)
+
+    @property
+    def command(self) -> list[str]:
+        """The msrun command; it follows none of the logs (--tail_worker_log names a rank that is not there)."""
+        world = self.devices * self.nodes
+        options = {
+            "worker_num": world,
+            "local_worker_num": self.devices,
+            "master_addr": self.master,
+            "master_port": self.port,
+            "node_rank": self.node_rank,
+            "log_dir": self.log_dir,
+            "cluster_time_out": self.timeout,
+            "tail_worker_log": world,
+            "join": True,
+        }
+        msrun = Path(sys.executable).parent / "msrun"
+        return [str(msrun), *[f"--{key}={value}" for key, value in options.items()], str(self.script), *self.arguments]
+
+    def environment(self, base: Mapping[str, str]) -> dict[str, str]:
+        """An environment for msrun, on top of another: it starts a plain `python`, which must be this one.
+
+        The time limits of Ascend's collectives (HCCL) are set unless they are there already; a CPU's are 30 s, fixed.
+        """
+        paths = [str(Path(sys.executable).parent), base.get("PATH", os.defpath)]
+        modules = [str(ROOT), *([base["PYTHONPATH"]] if base.get("PYTHONPATH") else [])]
+        limits = {name: str(self.timeout) for name in ("HCCL_CONNECT_TIMEOUT", "HCCL_EXEC_TIMEOUT")}
+        own = {"PATH": os.pathsep.join(paths), "PYTHONPATH": os.pathsep.join(modules)}
+        return {"GLOG_v": "3", **limits, **base, **own}
+
+
+def free_port() -> int:
+    """A port that nobody listens at just now."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])

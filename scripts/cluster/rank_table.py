@@ -1,0 +1,202 @@
+"""The rank table (hccl.json, format 1.0) that older Ascend clusters start from, made and checked.
+
+python scripts/cluster/rank_table.py make --host 10.0.0.1=hccn-a.conf --host 10.0.0.2=hccn-b.conf --out hccl.json
+python scripts/cluster/rank_table.py check hccl.json --ranks 16
+
+A host's devices are given by its /etc/hccn.conf (lines address_0=192.168.100.101), or one after the other as in
+10.0.0.1=192.168.100.101,192.168.101.101. Ranks are numbered through in the order given. Training finds the table by
+RANK_TABLE_FILE, and its place by RANK_ID and RANK_SIZE; msrun needs none of this.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import typer  # noqa: E402
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator  # noqa: E402
+
+from scripts.errors import UserError, run_program  # noqa: E402
+
+
+def _address(text: str) -> str:
+    """An IP address, as it was written."""
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is no IP address") from None
+    return text
+
+
+def _number(text: str) -> str:
+    """A whole number as a text, which is how the format has all numbers."""
+    if not text.isdecimal():
+        raise ValueError(f"{text!r} must be a whole number >= 0 in quotes")
+    return text
+
+
+Address = Annotated[str, AfterValidator(_address)]
+Number = Annotated[str, AfterValidator(_number)]
+
+
+class _Part(BaseModel):
+    """Base of all parts: further keys are allowed, as vendors' tools write some; nothing is converted."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+
+class Device(_Part):
+    """A device, and the rank of the process that uses it."""
+
+    device_id: Number
+    device_ip: Address
+    rank_id: Number
+
+
+class Server(_Part):
+    """A host; `server_id` is its address."""
+
+    server_id: Address
+    device: Annotated[list[Device], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _distinct(self) -> Server:
+        _refuse_duplicates(f"server {self.server_id}: device_id", [device.device_id for device in self.device])
+        return self
+
+
+class RankTable(_Part):
+    """The whole table."""
+
+    version: Literal["1.0"]
+    server_count: Number
+    server_list: Annotated[list[Server], Field(min_length=1)]
+    status: Literal["completed"]
+
+    @property
+    def devices(self) -> list[Device]:
+        """All devices, host by host."""
+        return [device for server in self.server_list for device in server.device]
+
+    @model_validator(mode="after")
+    def _consistent(self) -> RankTable:
+        if int(self.server_count) != len(self.server_list):
+            raise ValueError(
+                f"server_count is {self.server_count}, and server_list has {len(self.server_list)} servers"
+            )
+        _refuse_duplicates("server_id", [server.server_id for server in self.server_list])
+        _refuse_duplicates("device_ip", [device.device_ip for device in self.devices])
+        _refuse_duplicates("rank_id", [device.rank_id for device in self.devices])
+        ranks = sorted(int(device.rank_id) for device in self.devices)
+        if ranks != list(range(len(ranks))):
+            missing = sorted(set(range(len(ranks))) - set(ranks))
+            raise ValueError(f"rank_id must be 0 to {len(ranks) - 1}, one each; missing: {missing}")
+        return self
+
+
+def _refuse_duplicates(name: str, values: Sequence[str]) -> None:
+    """An error that names what occurs more than once."""
+    twice = [value for value, count in Counter(values).items() if count > 1]
+    if twice:
+        raise ValueError(f"{name} {', '.join(twice)} occurs more than once")
+
+
+def make(hosts: Sequence[tuple[str, Sequence[tuple[int, str]]]]) -> RankTable:
+    """A table of hosts, each with its address and its devices' numbers and addresses."""
+    ranks = iter(range(sum(len(devices) for _, devices in hosts)))
+    servers = [
+        {
+            "server_id": address,
+            "device": [
+                {"device_id": str(number), "device_ip": ip, "rank_id": str(next(ranks))} for number, ip in devices
+            ],
+            "host_nic_ip": "reserve",
+        }
+        for address, devices in hosts
+    ]
+    table = {"version": "1.0", "server_count": str(len(servers)), "server_list": servers, "status": "completed"}
+    return validate(table, "the table")
+
+
+def validate(values: object, source: str) -> RankTable:
+    """A checked table, or an error with one line for each fault."""
+    try:
+        return RankTable.model_validate(values)
+    except ValidationError as error:
+        raise UserError("\n       ".join(f"{source}: {line}" for line in _lines(error))) from None
+
+
+def _lines(error: ValidationError) -> Iterator[str]:
+    """Each fault with its place, as in server_list.0.device.1.device_ip."""
+    for detail in error.errors():
+        place = ".".join(str(part) for part in detail["loc"])
+        message = "is missing" if detail["type"] == "missing" else detail["msg"].removeprefix("Value error, ")
+        yield f"{place}: {message}" if place else message
+
+
+def read(path: Path) -> RankTable:
+    """The table in a file, checked."""
+    try:
+        values = json.loads(path.read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read ({error})") from None
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path}: not valid JSON: {error}") from None
+    return validate(values, str(path))
+
+
+def parse_host(text: str) -> tuple[str, list[tuple[int, str]]]:
+    """ADDRESS=DEVICES, the devices being a hccn.conf or addresses with commas between."""
+    address, equals, devices = text.partition("=")
+    if not equals or not devices:
+        raise UserError(f"--host {text}: must be ADDRESS=hccn.conf or ADDRESS=IP,IP,...")
+    path = Path(devices)
+    if not path.is_file():
+        if devices.endswith(".conf"):
+            raise UserError(f"--host {text}: {path}: no such file")
+        return address, list(enumerate(devices.split(",")))
+    found = re.findall(r"^address_(\d+)\s*=\s*(\S+)", path.read_text(), re.MULTILINE)
+    if not found:
+        raise UserError(f"--host {text}: {path} has no line such as address_0=192.168.100.101")
+    return address, sorted((int(number), ip) for number, ip in found)
+
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, help=__doc__)
+
+
+@app.command("make")
+def make_command(
+    host: Annotated[list[str], typer.Option(help="ADDRESS=hccn.conf or ADDRESS=IP,IP,...; one for each host")],
+    out: Annotated[Path, typer.Option(help="where the table goes")] = Path("hccl.json"),
+) -> None:
+    """Write a table."""
+    table = make([parse_host(text) for text in host])
+    temporary = out.with_name(f"{out.name}.writing")
+    temporary.write_text(json.dumps(table.model_dump(), indent=1) + "\n")
+    os.replace(temporary, out)
+    typer.echo(f"wrote {out}: {len(table.server_list)} servers, {len(table.devices)} ranks")
+
+
+@app.command("check")
+def check_command(
+    path: Annotated[Path, typer.Argument(help="a rank table")],
+    ranks: Annotated[int | None, typer.Option(min=1, help="how many ranks it must have")] = None,
+) -> None:
+    """Check a table."""
+    table = read(path)
+    if ranks not in (None, len(table.devices)):
+        raise UserError(f"{path}: {len(table.devices)} ranks, and must have {ranks}")
+    typer.echo(f"{path} is right: {len(table.server_list)} servers, {len(table.devices)} ranks")
+
+
+if __name__ == "__main__":
+    run_program(app)

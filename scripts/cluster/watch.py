@@ -1,0 +1,313 @@
+"""One attempt at a job on this host: start msrun, watch its processes, and end all of them when one goes wrong.
+
+msrun alone notices a process that ends with a status, takes half a minute to say so, and names no cause; it notices
+neither a process that hangs nor one that leaves early. What is seen here ends the whole job at once.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+import psutil
+
+from scripts import heartbeat
+from scripts.cluster import causes, processes
+from scripts.cluster.causes import Cause, Kind
+from scripts.cluster.msrun import Job
+from scripts.errors import INTERRUPTED, USAGE_ERROR
+from scripts.heartbeat import DONE, STARTING, Beat
+
+POLL = 0.25  # seconds between two looks
+LEFT_EARLY = 3.0  # seconds that msrun has to tell the status of a process that is gone; it looks once a second
+_END = 2**18  # bytes of a log that are searched for a cause
+_MSRUN_TELLS = re.compile(r"Worker process (\d+) exit with exception\. Error code: (-?\d+)")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long things may take, in seconds.
+
+    Attributes:
+        hang: From one sign of life of a rank to the next; 0 for no limit.
+        start: To a rank's first step, with compilation.
+        grace: To end after a request to end.
+    """
+
+    hang: float = 600.0
+    start: float = 1800.0
+    grace: float = 120.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How an attempt ended.
+
+    Attributes:
+        status: Exit status: 0, 1 for a failure, 2 for one that the user must mend, 130 after a request to end.
+        message: The rank and the cause, empty where all went well.
+    """
+
+    status: int
+    message: str = ""
+
+
+_BY_REQUEST = Outcome(INTERRUPTED, "ended by request")
+
+
+@dataclass
+class Seen:
+    """What is known of a job's ranks on this host: the material for a verdict.
+
+    Attributes:
+        statuses: Exit statuses of ranks that have ended with one that is not 0.
+        states: `alive`, `stopped` or `gone`, when last looked.
+        stopped: Ranks that were stopped by a signal when last seen; msrun may have killed them since.
+        beats: The newest sign of life of each rank.
+        gone_since: When each rank was first seen gone.
+    """
+
+    statuses: dict[int, int] = field(default_factory=dict)
+    states: dict[int, str] = field(default_factory=dict)
+    stopped: set[int] = field(default_factory=set)
+    beats: dict[int, Beat] = field(default_factory=dict)
+    gone_since: dict[int, float] = field(default_factory=dict)
+
+    def note(self, rank: int, state: str, now: float) -> None:
+        """A rank was looked at."""
+        self.states[rank] = state
+        if state == "gone":
+            self.gone_since.setdefault(rank, now)
+        elif state == "stopped":
+            self.stopped.add(rank)
+        else:
+            self.stopped.discard(rank)
+
+    def where(self, rank: int) -> str:
+        """Where a rank is, in words."""
+        return str(self.beats[rank]) if rank in self.beats else "before its first sign of life"
+
+    def stuck(self, rank: int) -> str:
+        """What keeps a rank that does not go on."""
+        return "is stopped by a signal (SIGSTOP)" if rank in self.stopped else "hangs"
+
+    def behind(self) -> int | None:
+        """The rank that the others wait for: stopped by a signal, or least advanced; None where none stands out."""
+        if self.stopped:
+            return min(self.stopped)
+        progress = {rank: beat.progress for rank, beat in self.beats.items()}
+        least = [rank for rank in progress if progress[rank] == min(progress.values())]
+        return least[0] if len(least) == 1 < len(progress) else None
+
+
+def failure(seen: Seen, log: Callable[[int], str]) -> tuple[int, Cause] | None:
+    """The rank whose failure is the cause of all, and why it ended; None while none has ended with a status.
+
+    Several ranks may have ended before anybody looked: one of them by itself, the others in a collective, because it
+    was not there. msrun tells the status of one alone, and the logs tell of the others.
+    """
+    if not seen.statuses:
+        return None
+    found: list[tuple[Kind, int, Cause]] = []
+    for rank in sorted(seen.states.keys() | seen.statuses.keys()):
+        if rank in seen.statuses or seen.states.get(rank) == "gone":
+            cause = causes.of_process(seen.statuses.get(rank), log(rank))
+            if cause is not None:
+                found.append((cause.kind, rank, cause))
+    kind, rank, cause = min(found, key=lambda item: item[:2])
+    late = seen.behind()
+    if kind is Kind.COLLECTIVE and late is not None and late != rank:
+        return late, Cause(kind, f"{seen.stuck(late)}, and rank {rank} waited for it in vain: {cause.message}")
+    if kind is Kind.COLLECTIVE:
+        return rank, Cause(kind, f"waited in vain for another rank: {cause.message}")
+    return rank, cause
+
+
+def left_early(seen: Seen, now: float) -> int | None:
+    """A rank that is gone without a status, and that had not finished."""
+    for rank, since in seen.gone_since.items():
+        beat = seen.beats.get(rank)
+        if rank not in seen.statuses and now - since > LEFT_EARLY and beat is not None and beat.doing != DONE:
+            return rank
+    return None
+
+
+def hung(seen: Seen, started: float, now: float, limits: Limits) -> tuple[int, float] | None:
+    """A rank that gave no sign of life for too long, and for how long: the one that the others wait for, if any."""
+    if not limits.hang:
+        return None
+    silent = {}
+    for rank in seen.states:
+        beat = seen.beats.get(rank)
+        if beat is not None and beat.doing == DONE:
+            continue
+        age = now - (beat.at if beat is not None else started)
+        if age > (limits.start if beat is None or beat.doing == STARTING else limits.hang):
+            silent[rank] = age
+    if not silent:
+        return None
+    late = seen.behind()
+    rank = late if late in silent else max(silent, key=lambda rank: silent[rank])
+    return rank, silent[rank]
+
+
+class Attempt:
+    """One start of a job; call it for its outcome. Nothing that it started is left when it returns or raises."""
+
+    def __init__(self, job: Job, limits: Limits, asked: Callable[[], int], output: IO[str] = sys.stdout) -> None:
+        self._job = job
+        self._limits = limits
+        self._asked = asked
+        self._output = output
+        self._mark = f"{os.getpid()}-{uuid.uuid4().hex}"
+        self._beats = job.log_dir / "heartbeats"
+        self._msrun_log = job.log_dir / "msrun.log"
+        self._found: dict[str, psutil.Process] = {}
+        self._seen = Seen()
+        self._shown = 0  # bytes
+
+    def __call__(self) -> Outcome:
+        """Run to the end, and see to it that it is one."""
+        self._prepare()
+        environment = {
+            **self._job.environment(os.environ),
+            heartbeat.VARIABLE: str(self._beats.resolve()),
+            processes.MARK: self._mark,
+        }
+        with self._msrun_log.open("w") as log:
+            msrun = subprocess.Popen(
+                self._job.command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C is for the launcher: msrun would kill all without a checkpoint
+                preexec_fn=processes.end_with_parent,
+            )
+            try:
+                outcome = self._watch(msrun)
+            finally:
+                left = processes.kill_all(self._mark)
+                msrun.wait()
+        self._show()
+        if left:
+            return Outcome(1, f"{outcome.message}; {left} processes cannot be killed".lstrip("; "))
+        return outcome
+
+    def _prepare(self) -> None:
+        """The folders, without what an earlier attempt left in them."""
+        self._beats.mkdir(parents=True, exist_ok=True)
+        for old in [*self._beats.iterdir(), *self._job.log_dir.glob("*.log")]:
+            old.unlink()
+
+    def _watch(self, msrun: subprocess.Popen[bytes]) -> Outcome:
+        """Look again and again until there is an outcome."""
+        started, asked_at = time.monotonic(), None
+        passed_on = 0
+        while True:
+            status = msrun.poll()
+            self._look(msrun.pid)
+            self._show()
+            now = time.monotonic()
+            asked = self._asked()
+            if asked and asked_at is None:
+                asked_at = now
+            if asked > passed_on:
+                passed_on = asked
+                processes.ask_to_end([p for name, p in self._found.items() if name != "scheduler"])
+            outcome = self._verdict(status, started, now, asked_at is not None)
+            if outcome is not None:
+                return outcome
+            if asked > 1 or (asked_at is not None and now - asked_at > self._limits.grace):
+                return Outcome(INTERRUPTED, "ended by request, without a last checkpoint")
+            time.sleep(POLL)
+
+    def _look(self, msrun: int) -> None:
+        """Bring what is known up to date."""
+        seen = self._seen
+        if len(self._found) < self._job.devices + (self._job.node_rank == 0):
+            self._found |= processes.roles(msrun)
+        for name, process in self._found.items():
+            if name != "scheduler":
+                seen.note(int(name), processes.status(process), time.monotonic())
+        seen.beats = heartbeat.read(self._beats)
+        ranks = {process.pid: int(name) for name, process in self._found.items() if name != "scheduler"}
+        for pid, status in _MSRUN_TELLS.findall(_text(self._msrun_log)):
+            if int(pid) in ranks:
+                seen.statuses[ranks[int(pid)]] = int(status)
+
+    def _verdict(self, status: int | None, started: float, now: float, asked: bool) -> Outcome | None:
+        """The outcome, if what is known is enough for one."""
+        seen = self._seen
+        failed = failure(seen, lambda rank: _text(self._log(rank)))
+        if failed is not None:
+            rank, cause = failed
+            if asked or INTERRUPTED in seen.statuses.values():
+                return _BY_REQUEST
+            must_mend = cause.kind is Kind.USER and USAGE_ERROR in seen.statuses.values()
+            return Outcome(USAGE_ERROR if must_mend else 1, self._told(rank, cause.message))
+        if status == 0:
+            return Outcome(0)
+        if status is not None and asked:  # msrun got the signal too, and died of it; the workers finish their step
+            return _BY_REQUEST if all(state == "gone" for state in seen.states.values()) else None
+        if status is not None:
+            return Outcome(1, f"msrun ended with status {status}: {self._last_words(self._msrun_log)}")
+        early = left_early(seen, now)
+        if early is not None:
+            return Outcome(1, self._told(early, "left early, with exit status 0"))
+        late = hung(seen, started, now, self._limits)
+        if late is not None:
+            rank, age = late
+            return Outcome(1, self._told(rank, f"{seen.stuck(rank)}: no sign of life for {age:.0f} s"))
+        scheduler = self._found.get("scheduler")
+        gone = scheduler is not None and processes.status(scheduler) == "gone"
+        if gone and not seen.gone_since and any(beat.doing != DONE for beat in seen.beats.values()):
+            words, stuck = self._last_words(self._job.log_dir / "scheduler.log"), seen.behind()
+            if stuck is not None:
+                return Outcome(1, self._told(stuck, f"{seen.stuck(stuck)}, and the scheduler gave it up: {words}"))
+            return Outcome(1, f"the scheduler has ended: {words}")
+        return None
+
+    def _told(self, rank: int, cause: str) -> str:
+        """The one line about a failure."""
+        return f"rank {rank} {self._seen.where(rank)}: {cause} [{self._log(rank)}]"
+
+    def _log(self, rank: int) -> Path:
+        return self._job.log_dir / f"worker_{rank}.log"
+
+    def _last_words(self, path: Path) -> str:
+        """A log's cause, or its last line."""
+        text = _text(path)
+        cause = causes.of_log(text)
+        lines = text.strip().splitlines()
+        return f"{cause.message if cause else lines[-1] if lines else 'it wrote nothing'} [{path}]"
+
+    def _show(self) -> None:
+        """Pass on what this host's first rank has written since."""
+        try:
+            with self._log(self._job.ranks[0]).open("rb") as file:
+                file.seek(self._shown)
+                new = file.read()
+        except FileNotFoundError:
+            return
+        self._shown += len(new)
+        self._output.write(new.decode(errors="replace"))
+        self._output.flush()
+
+
+def _text(path: Path) -> str:
+    """The end of a log, empty where it is not there yet."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _END))
+            return file.read().decode(errors="replace")
+    except FileNotFoundError:
+        return ""

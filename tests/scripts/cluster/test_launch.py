@@ -1,0 +1,138 @@
+"""Real jobs of two processes: one comes to grief; the launcher ends the job, says why, and goes on if told to."""
+
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from scripts.cluster.launch import described
+from scripts.cluster.msrun import ROOT, Job
+from scripts.config import save_config
+from scripts.errors import UserError
+from scripts.recorder import read_metrics
+from tests.scripts.test_training import last_tensors
+from tests.scripts.tiny import tiny_settings
+
+FAULTY = ROOT / "tests" / "scripts" / "cluster" / "faulty.py"
+
+
+def start(folder: Path, fault: str, *options: str, epochs: int = 2) -> subprocess.Popen:
+    """A job of ten steps an epoch, with a checkpoint each three; rank 1 has the fault before step 8, 7 being done."""
+    save_config(tiny_settings(folder, "momentum", fault, checkpoint_every=3, epochs=epochs), folder / f"{fault}.yaml")
+    command = [sys.executable, str(ROOT / "scripts/cluster/launch.py"), "--devices", "2", *options]
+    command += ["--log-dir", str(folder / f"log-{fault}"), "--script", str(FAULTY), "--"]
+    command += [fault, "7", "--config", str(folder / f"{fault}.yaml")]
+    return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def living(job: subprocess.Popen) -> list[str]:
+    """Command lines of a job's processes, but its launcher's."""
+    lines = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            lines.append(" ".join(process.cmdline()))
+    return [line for line in lines if job.args[-1] in line and "launch.py" not in line]
+
+
+def ended(process: subprocess.Popen, timeout: float = 200) -> tuple[int, str, str]:
+    """Exit status, output and errors of a launcher that leaves nothing behind."""
+    output, errors = process.communicate(timeout=timeout)
+    assert not living(process)
+    return process.returncode, output, errors
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 120) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize(
+    ("fault", "options", "message"),
+    [
+        ("stop", ["--hang-seconds", "5"], r"is stopped by a signal \(SIGSTOP\): no sign of life for \d+ s"),
+        ("raise", [], "ValueError: the sky has fallen"),
+    ],
+)
+def test_one_line_names_rank_and_cause(tmp_path, fault, options, message):
+    status, _, errors = ended(start(tmp_path, fault, *options))
+    assert status == 1
+    assert re.fullmatch(rf"error: rank 1 after step 7 \(step\): {message} \[.*worker_1\.log\]\n", errors)
+
+
+def test_a_killed_worker_costs_nothing_but_time(tmp_path):
+    """SIGKILL and one restart: the weights are those of an undisturbed job, bit for bit."""
+    undisturbed, disturbed = start(tmp_path, "none"), start(tmp_path, "kill", "--restarts", "1")
+    status, output, errors = ended(disturbed)
+    assert status == 0, errors
+    assert re.fullmatch(r"rank 1 after step 7 \(step\): killed by SIGKILL .*; restart 1 of 1\n", errors)
+    assert f"results are in {tmp_path / 'kill'}" in output
+    assert ended(undisturbed)[0] == 0
+    expected, found = last_tensors(tmp_path / "none"), last_tensors(tmp_path / "kill")
+    assert expected.keys() == found.keys()
+    assert all(np.array_equal(expected[name], found[name]) for name in expected)
+    assert [line["step"] for line in read_metrics(tmp_path / "kill") if line["kind"] == "step"] == list(range(1, 21))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_all_ranks_end_after_the_same_step(tmp_path, number):
+    """SIGTERM to the launcher, or its sudden death: one checkpoint, of the last line's step, and no orphans."""
+    process, run = start(tmp_path, "none", epochs=10_000), tmp_path / "none"
+    wait_until(lambda: read_metrics(run) or process.poll() is not None)
+    process.send_signal(number)
+    if number == signal.SIGKILL:
+        process.communicate()
+        wait_until(lambda: not living(process))
+    else:
+        status, output, errors = ended(process)
+        assert (status, errors) == (130, "ended by request\n")
+        assert re.search(r"ended after step \d+; checkpoint saved", output)
+    last = max(line["step"] for line in read_metrics(run))
+    assert max((run / "checkpoints").glob("step-*.json")).name == f"step-{last:08d}.json"
+
+
+def job(**values: object) -> Job:
+    return Job(
+        **{"script": FAULTY, "arguments": ("a b",), "log_dir": Path("log"), "devices": 4, "port": 8118, **values}
+    )
+
+
+def test_the_command_and_its_environment():
+    several = job(nodes=2, node_rank=1, master="10.0.0.1")
+    assert list(several.ranks) == [4, 5, 6, 7]
+    for option in ("--worker_num=8", "--local_worker_num=4", "--node_rank=1", "--master_addr=10.0.0.1", "--join=True"):
+        assert option in several.command
+    assert (
+        several.environment({"PATH": "/usr/bin", "HCCL_EXEC_TIMEOUT": "7"}).items()
+        >= {
+            "PATH": f"{Path(sys.executable).parent}:/usr/bin",
+            "HCCL_EXEC_TIMEOUT": "7",
+            "HCCL_CONNECT_TIMEOUT": "600",
+        }.items()
+    )
+    shown = described(several)
+    assert subprocess.run(["bash", "-n", "-c", shown], capture_output=True).returncode == 0 and "'a b'" in shown
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"devices": 0}, "devices = 0: must be at least 1"),
+        ({"nodes": 2, "node_rank": 2, "master": "host"}, "node-rank = 2: must be 0 to 1 with 2 nodes"),
+        ({"nodes": 2}, "master = 127.0.0.1: with 2 nodes it must be an address all hosts can reach"),
+        ({"port": 80}, "port = 80: must be 1024 to 65535"),
+        ({"script": Path("no.py")}, "no.py: no such program"),
+    ],
+)
+def test_what_is_refused(values, message):
+    with pytest.raises(UserError, match=re.escape(message)):
+        job(**values)

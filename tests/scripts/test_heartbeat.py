@@ -1,0 +1,41 @@
+import os
+
+import pytest
+
+from scripts import heartbeat
+from scripts.heartbeat import DATA, DONE, EVALUATION, STARTING, STEP, Beat, Heart, read
+
+
+def test_signs_of_life(tmp_path, monkeypatch):
+    """The first step of a process, wherever it goes on from, is part of its start."""
+    monkeypatch.setenv(heartbeat.VARIABLE, str(tmp_path))
+    heart, found = Heart(3), []
+    for step, doing in ((0, STARTING), (6, DATA), (6, STEP), (7, DATA), (7, STEP), (8, EVALUATION), (8, DONE)):
+        heart.beat(step, doing)
+        found.append(read(tmp_path)[3])
+    assert [beat.doing for beat in found] == [STARTING] * 3 + [DATA, STEP, EVALUATION, DONE]
+    assert [beat.progress for beat in found] == sorted(beat.progress for beat in found)
+    assert [beat.at for beat in found] == sorted(beat.at for beat in found)
+    assert str(Beat(0, STARTING, 0.0)) == "while starting" and str(found[4]) == "after step 7 (step)"
+
+
+@pytest.mark.parametrize("role", ["none", "MS_SCHED"])
+def test_without_a_launcher_and_in_the_scheduler_nothing_is_left(tmp_path, monkeypatch, role):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(heartbeat.VARIABLE, raising=False)
+    if role == "MS_SCHED":
+        monkeypatch.setenv(heartbeat.VARIABLE, str(tmp_path))
+        monkeypatch.setenv("MS_ROLE", role)
+    heart = Heart(0)
+    heart.beat(1, STEP)
+    monkeypatch.setattr(os, "getppid", lambda: 1)
+    assert not list(tmp_path.iterdir()) and not heart.orphaned
+
+
+@pytest.mark.parametrize(("parent", "orphaned"), [(4711, False), (1, True)])
+def test_orphans_notice(tmp_path, monkeypatch, parent, orphaned):
+    monkeypatch.setenv(heartbeat.VARIABLE, str(tmp_path))
+    monkeypatch.setattr(os, "getppid", lambda: 4711)
+    heart = Heart(0)
+    monkeypatch.setattr(os, "getppid", lambda: parent)
+    assert heart.orphaned == orphaned

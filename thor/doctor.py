@@ -1,0 +1,188 @@
+"""What is judged by ``thor doctor``: pure functions from facts about a machine to findings, each with its cure.
+
+The facts are gathered in :mod:`thor.doctor_command`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Level = Literal["ok", "warn", "fail"]
+
+TESTED_MINDSPORE = "2.10.0"
+GIB = 2**30
+MEMORY = (1 * GIB, 4 * GIB)  # bytes free: below the first nothing trains, below the second little does
+DISK = (1 * GIB, 10 * GIB)  # bytes free for checkpoints
+SKEW = (2.0, 60.0)  # seconds: checkpoints and logs are told apart by time, makefiles and tokens break beyond
+FRESH = 900.0  # seconds that another host's mark in the shared folder counts
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report.
+
+    Attributes:
+        name: What was looked at.
+        level: ``ok``, ``warn`` (it works, or may) or ``fail``.
+        text: What was found.
+        cure: What to do about it; empty where all is well.
+    """
+
+    name: str
+    level: Level
+    text: str
+    cure: str = ""
+
+
+def versions(python: tuple[int, ...], mindspore: str, numpy: str) -> list[Finding]:
+    """Versions of Python, MindSpore and NumPy that go together."""
+    found = ".".join(map(str, python[:2]))
+    findings = [
+        Finding("python", "ok", found)
+        if python[:2] == (3, 11)
+        else Finding("python", "warn", f"{found}; tested with 3.11", "make a virtual environment with Python 3.11"),
+        Finding("mindspore", "ok", mindspore)
+        if mindspore == TESTED_MINDSPORE
+        else Finding(
+            "mindspore", "warn", f"{mindspore}; tested with {TESTED_MINDSPORE}",
+            f"pip install mindspore=={TESTED_MINDSPORE}",
+        ),
+    ]  # fmt: skip
+    major = numpy.split(".")[0]
+    if major.isdecimal() and int(major) < 2:
+        return [*findings, Finding("numpy", "ok", numpy)]
+    cure = "pip install 'numpy<2': MindSpore 2.10 breaks with NumPy 2, though its metadata allows it"
+    return [*findings, Finding("numpy", "fail", numpy, cure)]
+
+
+def device(
+    wanted: str, present: Sequence[str], tools: Mapping[str, str | None], environment: Mapping[str, str]
+) -> Finding:
+    """Whether MindSpore has the device that is wanted, and what of its software is seen where it has not.
+
+    Args:
+        wanted: ``CPU``, ``GPU``, ``Ascend``, or ``auto`` for any.
+        present: Devices that MindSpore can use here.
+        tools: Paths of ``nvidia-smi``, ``nvcc`` and ``npu-smi``, None where there is none.
+        environment: Where CUDA_HOME and ASCEND_HOME_PATH are looked for.
+    """
+    gpu = tools.get("nvidia-smi") is not None
+    ascend = tools.get("npu-smi") is not None
+    if wanted in present or (wanted == "auto" and (len(present) > 1 or not (gpu or ascend))):
+        return Finding("device", "ok", f"MindSpore can use {', '.join(present)}")
+    level: Level = "warn" if wanted == "auto" else "fail"
+    if wanted == "Ascend" or (wanted == "auto" and ascend):
+        if not ascend:
+            return Finding("device", level, "no Ascend driver: npu-smi is not on PATH", "install the Ascend driver")
+        if "ASCEND_HOME_PATH" not in environment:
+            cure = "source /usr/local/Ascend/ascend-toolkit/set_env.sh (install CANN if it is missing)"
+            return Finding("device", level, "driver there, CANN not visible: ASCEND_HOME_PATH is not set", cure)
+        cure = f"install the CANN version that MindSpore {TESTED_MINDSPORE} names, or its matching wheel"
+        return Finding("device", level, "driver and CANN there, but MindSpore cannot use Ascend", cure)
+    if not gpu:
+        return Finding("device", level, "no NVIDIA driver: nvidia-smi is not on PATH", "install the NVIDIA driver")
+    if tools.get("nvcc") is None and "CUDA_HOME" not in environment:
+        cure = "install CUDA 11.6 with cuDNN 8, and set CUDA_HOME: MindSpore asks $CUDA_HOME/bin/nvcc for its version"
+        return Finding("device", level, "driver there, CUDA not visible: no nvcc, and CUDA_HOME is not set", cure)
+    cure = "use CUDA 11.1 or 11.6 with cuDNN 8: MindSpore 2.10 carries plugins for these"
+    return Finding("device", level, "driver and CUDA there, but MindSpore cannot use the GPU", cure)
+
+
+def port(number: int, free: bool) -> Finding:
+    """A port that a job's scheduler is to listen at."""
+    if free:
+        return Finding("port", "ok", f"{number} is free")
+    cure = f"end what listens there (ss -ltnp 'sport = :{number}'), or give msrun another --master_port"
+    return Finding("port", "fail", f"{number} is taken", cure)
+
+
+def msrun(path: str | None, python: str | None, prefix: str, prefix_of_python: str | None) -> Finding:
+    """Whether msrun, which starts a plain ``python``, would start this one.
+
+    Args:
+        path: Where msrun is, by PATH.
+        python: Where ``python`` is, by PATH.
+        prefix: Environment of this process.
+        prefix_of_python: That of ``python``.
+    """
+    cure = f"put {prefix}/bin first on PATH (scripts/cluster/launch.py does so by itself)"
+    if path is None:
+        return Finding("msrun", "warn", "not on PATH", cure)
+    if prefix_of_python != prefix:
+        return Finding("msrun", "warn", f"it would start {python}, which is not of {prefix}", cure)
+    return Finding("msrun", "ok", f"{path}, with {python}")
+
+
+def memory(free: int) -> Finding:
+    """Bytes of main memory that are free."""
+    cure = "end other processes, or take a larger machine or container limit"
+    return _amount("memory", free, MEMORY, "free", cure)
+
+
+def disk(free: int, folder: str) -> Finding:
+    """Bytes free where results go."""
+    return _amount("disk", free, DISK, f"free in {folder}", "remove old runs and checkpoints, or choose another folder")
+
+
+def _amount(name: str, free: int, limits: tuple[int, int], words: str, cure: str) -> Finding:
+    text = f"{free / GIB:.1f} GiB {words}"
+    if free >= limits[1]:
+        return Finding(name, "ok", text)
+    return Finding(name, "fail" if free < limits[0] else "warn", text, cure)
+
+
+def instruction_set(flags: Sequence[str] | None, convolutions: str) -> Finding:
+    """What oneDNN makes of this processor (see :mod:`thor.device`).
+
+    Args:
+        flags: The processor's, from /proc/cpuinfo; None where that is not to be had.
+        convolutions: What ``thor.device.convolution_path()`` answers.
+    """
+    if flags is None:
+        return Finding("cpu", "warn", "instruction set not known: no /proc/cpuinfo", "none needed on a GPU or Ascend")
+    if "avx512f" in flags:
+        if convolutions == "patches":
+            return Finding("cpu", "ok", "AVX-512; convolutions run as patches times weights, oneDNN's are slow here")
+        cure = "unset DNNL_MAX_CPU_ISA and THOR_CONVOLUTION unless the network is all convolutions"
+        return Finding("cpu", "warn", "AVX-512, but settings keep convolutions native and products slow", cure)
+    if "avx2" in flags or "asimd" in flags:
+        return Finding("cpu", "ok", "AVX2" if "avx2" in flags else "ARM with Advanced SIMD")
+    return Finding("cpu", "warn", "no AVX2: oneDNN falls back to slow kernels", "train on another machine")
+
+
+def shared_folder(path: str, error: str | None) -> Finding:
+    """Whether the folder that all hosts share can be written to."""
+    if error is None:
+        return Finding("shared folder", "ok", f"{path} can be written to")
+    return Finding("shared folder", "fail", f"{path}: {error}", "mount it, and let this user write to it")
+
+
+def clock(skew: float) -> Finding:
+    """Seconds between this host's clock and the time that the shared folder's server gives to a file."""
+    text = f"{abs(skew):.1f} s {'ahead of' if skew > 0 else 'behind'} the shared folder's"
+    if abs(skew) <= SKEW[0]:
+        return Finding("clock", "ok", text)
+    level: Level = "fail" if abs(skew) > SKEW[1] else "warn"
+    return Finding("clock", level, text, "synchronise clocks on all hosts (chronyc tracking, timedatectl)")
+
+
+def hosts(wanted: Sequence[str], marks: Mapping[str, float], now: float) -> list[Finding]:
+    """Whether the other hosts see the same folder: each leaves a mark in it when ``thor doctor`` runs there.
+
+    Args:
+        wanted: Names of the hosts.
+        marks: When each host has left its mark, in the folder's time.
+        now: The folder's time.
+    """
+    findings = []
+    for name in wanted:
+        age = now - marks[name] if name in marks else None
+        if age is not None and age <= FRESH:
+            findings.append(Finding(f"host {name}", "ok", f"sees the same folder (mark {max(age, 0.0):.0f} s old)"))
+        else:
+            text = "has left no mark in the shared folder" if age is None else f"left its last mark {age:.0f} s ago"
+            cure = f"run thor doctor with the same --shared on {name}, then here again"
+            findings.append(Finding(f"host {name}", "warn", text, cure))
+    return findings

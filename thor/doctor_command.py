@@ -1,0 +1,146 @@
+"""``thor doctor``: gathers the facts about this machine, and shows the findings of :mod:`thor.doctor`."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import mindspore
+import numpy
+import typer
+from rich.console import Console
+
+from thor import device, doctor
+from thor.doctor import Finding
+from thor.profile.auto import available_memory
+
+MARKS = ".thor-doctor"  # folder in the shared one; a file for each host
+TOOLS = ("nvidia-smi", "nvcc", "npu-smi")
+COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
+
+
+def doctor_command(
+    wanted: Annotated[str, typer.Option("--device", help="CPU, GPU, Ascend, or auto for any")] = "auto",
+    port: Annotated[list[int] | None, typer.Option(help="that a job is to use; may be repeated")] = None,
+    shared: Annotated[Path | None, typer.Option(help="folder that all hosts share")] = None,
+    host: Annotated[list[str] | None, typer.Option(help="another host of the job; may be repeated")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
+) -> None:
+    """Check this machine for training: versions, devices, memory, and for a job its ports, folder and clock.
+
+    Each run leaves a mark in the folder --shared, by which the other hosts know that this one sees it. The exit status
+    is 1 if something fails.
+    """
+    names = {name.lower(): name for name in (*device.TARGETS, "auto")}
+    if wanted.lower() not in names:
+        raise typer.BadParameter(f"--device {wanted}: must be one of {', '.join(names.values())}")
+    if host and shared is None:
+        raise typer.BadParameter("--host needs --shared: hosts find each other in that folder")
+    logging.disable(logging.WARNING)  # MindSpore warns of each device that is not there; the findings say so
+    try:
+        findings = list(examine(names[wanted.lower()], port or [], shared, host or []))
+    finally:
+        logging.disable(logging.NOTSET)
+    healthy = all(finding.level != "fail" for finding in findings)
+    if as_json:
+        typer.echo(json.dumps({"ok": healthy, "findings": [asdict(finding) for finding in findings]}, indent=1))
+    else:
+        _show(findings)
+    raise typer.Exit(0 if healthy else 1)
+
+
+def examine(wanted: str, ports: Sequence[int], shared: Path | None, others: Sequence[str]) -> Iterator[Finding]:
+    """All findings about this machine."""
+    yield from doctor.versions(sys.version_info[:3], mindspore.__version__, numpy.__version__)
+    tools = {name: shutil.which(name) for name in TOOLS}
+    yield doctor.device(wanted, device.present(), tools, os.environ)
+    yield doctor.instruction_set(cpu_flags(), device.convolution_path())
+    yield doctor.memory(available_memory())
+    folder = shared or Path.cwd()
+    if folder.is_dir():
+        yield doctor.disk(shutil.disk_usage(folder).free, str(folder))
+    python = shutil.which("python")
+    yield doctor.msrun(shutil.which("msrun"), python, sys.prefix, prefix_of(python))
+    for number in ports:
+        yield doctor.port(number, is_free(number))
+    if shared is not None:
+        yield from _shared(shared, others)
+
+
+def _shared(folder: Path, others: Sequence[str]) -> Iterator[Finding]:
+    """Findings about the shared folder, the clock against it, and the other hosts' marks in it."""
+    try:
+        now, skew = leave_mark(folder, socket.gethostname())
+    except OSError as error:
+        yield doctor.shared_folder(str(folder), error.strerror or str(error))
+        return
+    yield doctor.shared_folder(str(folder), None)
+    yield doctor.clock(skew)
+    yield from doctor.hosts(others, {mark.name: mark.stat().st_mtime for mark in (folder / MARKS).iterdir()}, now)
+
+
+def leave_mark(folder: Path, name: str) -> tuple[float, float]:
+    """Write this host's mark; the folder's time, and how many seconds this host's clock is ahead of it."""
+    if not folder.is_dir():
+        raise FileNotFoundError(2, "no such folder")
+    marks = folder / MARKS
+    marks.mkdir(exist_ok=True)
+    before = time.time()
+    (marks / name).write_text(f"{before}\n")
+    after = time.time()
+    now = (marks / name).stat().st_mtime
+    ahead = before - now if now < before else after - now if now > after else 0.0
+    return now, ahead
+
+
+def is_free(port: int) -> bool:
+    """Whether a process could listen at a port of this host."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: a closed connection is no listener
+        try:
+            probe.bind(("", port))
+        except (OSError, OverflowError):
+            return False
+    return True
+
+
+def cpu_flags() -> list[str] | None:
+    """Flags of the first processor, None where the system does not tell."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="ignore")
+    except OSError:
+        return None
+    lines = [line for line in text.splitlines() if line.lower().startswith(("flags", "features"))]
+    return lines[0].partition(":")[2].split() if lines else None
+
+
+def prefix_of(python: str | None) -> str | None:
+    """The environment of a Python, None where there is none or it does not run."""
+    if python is None:
+        return None
+    try:
+        command = [python, "-c", "import sys; print(sys.prefix)"]
+        return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _show(findings: Sequence[Finding]) -> None:
+    """One line a finding, its cure below it."""
+    console = Console(highlight=False, soft_wrap=True)
+    width = max(len(finding.name) for finding in findings)
+    for finding in findings:
+        console.print(f"{finding.level:4}", style=COLOURS[finding.level], end=" ")
+        console.print(f"{finding.name:{width}}  {finding.text}", markup=False)
+        if finding.cure:
+            console.print(f"     {'':{width}}  -> {finding.cure}", markup=False)
