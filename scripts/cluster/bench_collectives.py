@@ -15,8 +15,6 @@ import argparse
 import json
 import os
 import platform
-import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -31,6 +29,7 @@ import numpy as np
 from mindspore import Tensor, nn, ops
 
 import thor
+from scripts.cluster.msrun import run_here  # noqa: E402
 from scripts.errors import UserError, run_program
 from thor.scale.fit import Sample, fit
 
@@ -115,27 +114,11 @@ def work(arguments: argparse.Namespace) -> None:
 
 def run_job(processes: int, rounds: int, sizes: list[int]) -> list[Sample]:
     """Let msrun start the workers; their samples."""
-    binaries = Path(sys.executable).parent
-    environment = os.environ | {"PATH": f"{binaries}{os.pathsep}{os.environ['PATH']}"}  # msrun starts plain "python"
-    with tempfile.TemporaryDirectory() as folder, socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-        probe.close()
-        found, logs = Path(folder) / "samples.json", Path(folder) / "log"
-        command = [
-            str(binaries / "msrun"), f"--worker_num={processes}", f"--local_worker_num={processes}", "--join=True",
-            f"--master_port={port}", f"--log_dir={logs}", str(Path(__file__).resolve()),
-            "--samples", str(found), "--rounds", str(rounds), "--sizes", *map(str, sizes),
-        ]  # fmt: skip
-        try:
-            job = subprocess.run(
-                command, cwd=folder, env=environment, capture_output=True, text=True, timeout=SECONDS_PER_JOB
-            )
-        except subprocess.TimeoutExpired as error:
-            raise UserError(f"{processes} processes took more than {SECONDS_PER_JOB} s; give fewer --rounds") from error
-        if job.returncode or not found.exists():
-            words = "\n".join(path.read_text(errors="replace")[-1500:] for path in sorted(logs.glob("worker*.log")))
-            raise UserError(f"{processes} processes ended with status {job.returncode}:\n{words or job.stderr[-1500:]}")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        found = folder / "samples.json"
+        arguments = ["--samples", found, "--rounds", rounds, "--sizes", *sizes]
+        run_here(Path(__file__).resolve(), arguments, devices=processes, folder=folder, seconds=SECONDS_PER_JOB)
         return [Sample(**sample) for sample in json.loads(found.read_text(encoding="utf-8"))]
 
 

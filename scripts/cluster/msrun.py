@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -96,3 +97,23 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("", 0))
         return int(probe.getsockname()[1])
+
+
+def run_here(script: Path, arguments: Sequence[object], *, devices: int, folder: Path, seconds: float) -> None:
+    """Run a program as a job on this machine, in ``folder``, and wait; an error with the workers' last words."""
+    job = Job(
+        script=script, arguments=tuple(map(str, arguments)), log_dir=folder / "log", devices=devices, port=free_port()
+    )
+    environment = job.environment(os.environ)
+    try:
+        done = subprocess.run(
+            job.command, cwd=folder, env=environment, capture_output=True, text=True, timeout=seconds, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise UserError(f"{devices} processes of {script.name} took more than {seconds:g} s") from error
+    if done.returncode:
+        words = "\n".join(
+            f"{path.name}:\n{path.read_text(errors='replace')[-2000:]}"
+            for path in sorted(job.log_dir.glob("worker*.log"))
+        )
+        raise UserError(f"{devices} processes ended with status {done.returncode}:\n{done.stderr[-1000:]}\n{words}")
