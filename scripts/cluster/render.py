@@ -68,7 +68,7 @@ def training(config: Path, arguments: Sequence[str]) -> str:
 def volcano(
     name: Name,
     config: Config,
-    image: Annotated[str, typer.Option(help="container image with this repository at /workspace")],
+    image: Annotated[str, typer.Option(help="container image with this repository at /opt/mindspore-thor")],
     claim: Annotated[str, typer.Option(help="persistent volume claim of the shared folder")],
     shared: Annotated[str, typer.Option(help="where it is mounted; results and logs go there")] = "/shared",
     namespace: Annotated[str, typer.Option(help="of the job")] = "default",
