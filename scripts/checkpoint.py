@@ -19,6 +19,7 @@ import mindspore as ms
 from mindspore import Parameter, Tensor, nn
 
 from scripts.errors import UserError
+from thor import THOR
 
 CHECKPOINT_SUFFIXES = (".ckpt", ".json")
 BEST = "best"
@@ -51,11 +52,10 @@ class Position:
     phases: dict[str, list[float]] = field(default_factory=dict)
 
 
-def save(folder: Path, cells: tuple[nn.Cell, ...], position: Position, keep: int) -> None:
-    """Write a checkpoint of the cells, then remove all but the newest `keep`."""
+def save(folder: Path, tensors: list[dict[str, Any]], position: Position, keep: int) -> None:
+    """Write a checkpoint of `tensors_of` the cells, then remove all but the newest `keep`."""
     folder.mkdir(parents=True, exist_ok=True)
     name = _name(position.step)
-    tensors = [{"name": key, "data": value} for key, value in _parameters(cells).items()]
     temporary = folder / "writing.ckpt"
     ms.save_checkpoint(tensors, str(temporary))
     description = {**asdict(position), "bytes": temporary.stat().st_size}
@@ -151,14 +151,20 @@ def _write(path: Path, description: dict[str, Any]) -> None:
     os.replace(temporary, path)
 
 
-def _parameters(cells: tuple[nn.Cell, ...]) -> dict[str, Parameter]:
-    """Parameters of all cells by name; weights that several have count once."""
+def tensors_of(cells: tuple[nn.Cell, ...]) -> list[dict[str, Any]]:
+    """Name and data of all cells' Parameters; weights that several have count once. All ranks of a job must ask.
+
+    In a job, thor.THOR brings together inverses that lie on several ranks.
+    """
     found: dict[str, Parameter] = {}
+    gathered: dict[str, Tensor] = {}
     for cell in cells:
         for parameter in cell.get_parameters():
             if found.setdefault(parameter.name, parameter) is not parameter:
                 raise RuntimeError(f"two parameters are called {parameter.name}")
-    return found
+        if isinstance(cell, THOR):
+            gathered |= {part["name"]: part["data"] for part in cell.state()}
+    return [{"name": name, "data": gathered.get(name, parameter)} for name, parameter in found.items()]
 
 
 def _load(path: Path, cells: tuple[nn.Cell, ...]) -> None:
@@ -184,6 +190,9 @@ def _into(path: Path, cell: nn.Cell, tensors: dict[str, Parameter]) -> list[str]
     if not list(cell.get_parameters()):
         return []
     try:
+        if isinstance(cell, THOR):
+            cell.load(tensors)
+            return []
         return list(ms.load_param_into_net(cell, tensors)[0])
     except (ValueError, RuntimeError, TypeError) as error:
         raise UserError(f"{path}: {' '.join(str(error).split())}") from error

@@ -56,6 +56,9 @@ def _thor(settings: TrainSettings, network: nn.Cell, loss: nn.Cell, steps_per_ep
 
     own = settings.thor
     updates_per_epoch = steps_per_epoch / settings.accumulation
+    sharing = None
+    if settings.data.ranks > 1:
+        sharing = thor.Sharing(grad_worker_fraction=own.grad_worker_fraction, per=own.per)
     optimizer = thor.THOR(
         network,
         thor_rate(settings, updates_per_epoch),
@@ -74,6 +77,8 @@ def _thor(settings: TrainSettings, network: nn.Cell, loss: nn.Cell, steps_per_ep
         clip=own.clip,
         skip=tuple(own.skip),
         norms=own.norms,
+        clip_each=own.clip_each,
+        sharing=sharing,
     )
     step = thor.TrainStep(network, loss, optimizer, accumulate=settings.accumulation)
 

@@ -126,8 +126,11 @@ class ThorSettings(Settings):
         interval: Steps between refreshes: a number, or start, end and factor.
         factor_interval: Steps between curvature steps; None leaves it to the optimizer.
         clip: Bound on the norm of a step; None for no bound.
+        clip_each: Bound on the norm of each weight's gradient, before it is preconditioned; None for no bound.
         skip: Patterns of layer names that keep their plain gradient.
         norms: Whether normalisation layers are preconditioned too, by their diagonal Fisher.
+        grad_worker_fraction: In a job, share of the ranks that hold each layer's inverses.
+        per: In a job, what one rank inverts as a whole.
     """
 
     learning_rate: Positive = 0.05
@@ -147,6 +150,9 @@ class ThorSettings(Settings):
     clip: Positive | None = None
     skip: list[str] = []
     norms: bool = False
+    clip_each: Positive | None = None
+    grad_worker_fraction: Annotated[float, Field(ge=0, le=1)] = 1.0
+    per: Literal["layer", "factor", "block"] = "block"
 
     @model_validator(mode="after")
     def _damping(self) -> ThorSettings:

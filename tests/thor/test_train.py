@@ -228,6 +228,35 @@ def test_clipping_limits_the_step_in_the_norm_of_the_curvature(clip, rates):
         np.testing.assert_allclose(moved[name], share * free[name], rtol=2e-2, atol=1e-6)
 
 
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_each_gradient_is_clipped_before_it_is_preconditioned(accumulate):
+    """G^-1 (f dW) A^-1 = f G^-1 dW A^-1, f = min(1, limit / |dW|): one factor a weight, the bias for itself."""
+    limit, x, y = 0.5, *batch(8)
+    free, clipped = Mlp(has_bias=False), Mlp(has_bias=False)
+    start = values(free)
+    norms = {name: np.linalg.norm(g) for name, g in gradients(free, squared_error, x, y).items()}
+    assert max(norms.values()) > limit
+    for net, options in ((free, {}), (clipped, {"clip_each": limit})):
+        step = make(net, accumulate=accumulate, **options)[1]
+        for part in range(accumulate):
+            rows = slice(part * 8 // accumulate, (part + 1) * 8 // accumulate)
+            step(x[rows], y[rows])
+    for name, norm in norms.items():
+        moved, wanted = values(clipped)[name] - start[name], values(free)[name] - start[name]
+        np.testing.assert_allclose(moved, wanted * min(1, limit / norm), rtol=1e-3, atol=1e-6)
+
+
+def test_an_infinite_gradient_is_not_clipped_to_a_number():
+    """Clipping would make 0 times infinity of it: the step is skipped as any that is not finite."""
+    net = Mlp()
+    optimizer, step = make(net, clip_each=1.0)
+    start, (x, y) = values(net), batch()
+    step(x * 1e30, y * 1e30)
+    assert optimizer.step == 0
+    for name, value in values(net).items():
+        np.testing.assert_array_equal(value, start[name])
+
+
 def test_a_layer_outside_capture_is_not_clipped():
     net, (x, y) = Mlp(), batch()
     before, grads = values(net), gradients(net, squared_error, x, y)
