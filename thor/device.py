@@ -102,6 +102,11 @@ def allow_deep_graphs() -> None:
         resource.setrlimit(resource.RLIMIT_STACK, (room, hard))
 
 
+def gathers_in_groups() -> bool:
+    """Whether AllGather works among some of the ranks. A CPU's knows all of them only (MindSpore 2.10)."""
+    return current() != "CPU"
+
+
 def inverse_method(requested: str | None = None) -> str:
     """The inverse that suits the current target, or the one asked for, checked."""
     if requested is None:

@@ -13,7 +13,7 @@ The engine is MindSpore's own: AllReduce (sum), AllGather and Broadcast of float
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
 from first_order.checks import flag, number
+from thor import device
 from thor.packing import runs, triangle
 from thor.placement import PER, Grid
 
@@ -77,12 +78,12 @@ class Ranks:
 
     def _group(self, kind: str, members: tuple[int, ...]) -> str | None:
         """Name of the communication group; None for this rank alone."""
-        from mindspore.communication import GlobalComm, create_group
+        from mindspore.communication import create_group
 
         if len(members) == 1:
             return None
         if len(members) == self.grid.ranks:
-            return str(GlobalComm.WORLD_COMM_GROUP)
+            return _world()
         name = f"thor_{kind}_{'_'.join(map(str, members))}"
         if name not in _groups:
             create_group(name, list(members))
@@ -93,11 +94,16 @@ class Ranks:
         """Sum of a float32 vector over all ranks."""
         return ops.AllReduce()(Tensor(values.astype(np.float32))).asnumpy()
 
-    def gathered(self, values: np.ndarray, lengths: Sequence[int], group: str | None) -> list[np.ndarray]:
-        """Every member's float32 vector, in the order of the group; ``lengths`` are theirs, known to all.
+    def gathered_in_column(self, values: np.ndarray, lengths: Sequence[int]) -> list[np.ndarray]:
+        """Every float32 vector of this rank's column, by row; ``lengths`` are theirs, known to all."""
+        return self._gathered(values, lengths, self.column, self.grid.row_of(self.rank))
 
-        Padded to the longest, and in pieces of the message's size.
-        """
+    def gathered_in_row(self, values: np.ndarray, lengths: Sequence[int]) -> list[np.ndarray]:
+        """Every float32 vector of this rank's row, by column."""
+        return self._gathered(values, lengths, self.row, self.own_column)
+
+    def _gathered(self, values: np.ndarray, lengths: Sequence[int], group: str | None, place: int) -> list[np.ndarray]:
+        """Padded to the longest, and in pieces of the message's size; ``place`` is this rank's in the group."""
         if group is None:
             return [values]
         longest = max(lengths)
@@ -105,11 +111,9 @@ class Ranks:
             return [values[:0] for _ in lengths]
         mine = np.zeros(longest, np.float32)
         mine[: len(values)] = values
-        gather, step = ops.AllGather(group), self.sharing.fusion
-        parts = [
-            gather(Tensor(mine[first : first + step])).asnumpy().reshape(len(lengths), -1)
-            for first in range(0, longest, step)
-        ]
+        step = self.sharing.fusion
+        gather = _gathering(group, place, len(lengths))
+        parts = [gather(mine[first : first + step]) for first in range(0, longest, step)]
         whole = np.concatenate(parts, 1)
         return [whole[index, :length] for index, length in enumerate(lengths)]
 
@@ -118,6 +122,30 @@ class Ranks:
         broadcast = ops.Broadcast(0)
         for parameter in parameters:
             ops.assign(parameter, broadcast((parameter.value(),))[0])
+
+
+def _gathering(group: str, place: int, members: int) -> Callable[[np.ndarray], np.ndarray]:
+    """A function from this rank's vector [n] to those of all members [members, n].
+
+    Where the device's AllGather knows no groups, a sum does it, to which each member gives zeros but for its own row.
+    """
+    if device.gathers_in_groups() or group == _world():
+        gather = ops.AllGather(group)
+        return lambda mine: gather(Tensor(mine)).asnumpy().reshape(members, -1)
+    add_up = ops.AllReduce(ops.ReduceOp.SUM, group)
+
+    def through_sum(mine: np.ndarray) -> np.ndarray:
+        rows = np.zeros((members, len(mine)), np.float32)
+        rows[place] = mine
+        return add_up(Tensor(rows)).asnumpy()
+
+    return through_sum
+
+
+def _world() -> str:
+    from mindspore.communication import GlobalComm
+
+    return str(GlobalComm.WORLD_COMM_GROUP)
 
 
 _groups: set[str] = set()  # MindSpore makes a group of a name once in a process

@@ -68,7 +68,7 @@ class PieceExchange:
         self.bytes = 4 * max(lengths)
         whole = {id(job): np.empty((job.factor.copies * job.factor.cut.count, *[job.factor.cut.size] * 2), np.float32)
                  for job in held}  # fmt: skip
-        for rank, flat in zip(members, self.ranks.gathered(mine, lengths, self.ranks.column), strict=True):
+        for rank, flat in zip(members, self.ranks.gathered_in_column(mine, lengths), strict=True):
             first = 0
             for job, piece in order[rank]:
                 last = first + packed_length(piece.last - piece.first, job.factor.cut.size)

@@ -34,7 +34,7 @@ def _caches_of_row(layers: Sequence[Layer], column_of: Sequence[int], ranks: Ran
     mine = [cache.asnumpy().reshape(-1) for factor in parts[ranks.own_column] for cache in factor.cache]
     own = np.concatenate(mine) if mine else np.zeros(0, np.float32)
     found: dict[str, Tensor] = {}
-    for part, flat in zip(parts, ranks.gathered(own, lengths, ranks.row), strict=True):
+    for part, flat in zip(parts, ranks.gathered_in_row(own, lengths), strict=True):
         first = 0
         for factor in part:
             for cache, shape in zip(factor.cache, factor.cache_shapes, strict=True):

@@ -83,13 +83,15 @@ class Job:
     def environment(self, base: Mapping[str, str]) -> dict[str, str]:
         """An environment for msrun, on top of another: it starts a plain `python`, which must be this one.
 
+        Processes of one host share its cores: each takes its part of the threads, unless OMP_NUM_THREADS says otherwise.
         The time limits of Ascend's collectives (HCCL) are set unless they are there already; a CPU's are 30 s, fixed.
         """
         paths = [str(Path(sys.executable).parent), base.get("PATH", os.defpath)]
         modules = [str(ROOT), *([base["PYTHONPATH"]] if base.get("PYTHONPATH") else [])]
         limits = {name: str(self.timeout) for name in ("HCCL_CONNECT_TIMEOUT", "HCCL_EXEC_TIMEOUT")}
         own = {"PATH": os.pathsep.join(paths), "PYTHONPATH": os.pathsep.join(modules)}
-        return {"GLOG_v": "3", **limits, **base, **own}
+        threads = str(max(1, (os.cpu_count() or 1) // self.devices))
+        return {"GLOG_v": "3", "OMP_NUM_THREADS": threads, **limits, **base, **own}
 
 
 def free_port() -> int:
