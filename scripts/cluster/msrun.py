@@ -83,7 +83,7 @@ class Job:
     def environment(self, base: Mapping[str, str]) -> dict[str, str]:
         """An environment for msrun, on top of another: it starts a plain `python`, which must be this one.
 
-        Processes of one host share its cores: each takes its part of the threads, unless OMP_NUM_THREADS says otherwise.
+        Processes of one host share its cores: each takes its part of the threads, unless OMP_NUM_THREADS is set.
         The time limits of Ascend's collectives (HCCL) are set unless they are there already; a CPU's are 30 s, fixed.
         """
         paths = [str(Path(sys.executable).parent), base.get("PATH", os.defpath)]

@@ -99,6 +99,11 @@ def test_a_rank_without_an_example_has_the_scores_of_the_others(tmp_path, monkey
     assert (found.count, found.loss, found.values) == (4, 2.0, {"accuracy": 0.75})
 
 
+#: each rank holds the inverses of some layers; a checkpoint has them all
+SHARED = {"learning_rate": 0.01, "damping": 1.0, "clip": 1.0, "interval": 4, "block_size": 16}
+SHARED["grad_worker_fraction"] = 0.0
+
+
 def variants(tmp_path, suffix):
     """Settings of what a step can be: plain, accumulated, under a live loss scale and a bound; 39 test images."""
     common = {"epochs": 1, "data": {"folder": str(tmp_path / "data"), "test_size": 39}, "checkpoint_every": 3}
@@ -106,6 +111,7 @@ def variants(tmp_path, suffix):
         "plain": tiny_settings(tmp_path, "momentum", f"plain{suffix}", **common, ema=0.9),
         "accumulated": tiny_settings(tmp_path, "momentum", f"accumulated{suffix}", **common, accumulation=2),
         "scaled": tiny_settings(tmp_path, "adam", f"scaled{suffix}", **common, loss_scale="dynamic", clip_norm=1.0),
+        "thor": tiny_settings(tmp_path, "thor", f"thor{suffix}", **common, thor=SHARED),
     }
 
 
