@@ -35,15 +35,19 @@ class Estimate(nn.Cell):
             rate = gain[i]
             powers = self.powers[i]
             a_blocks = self._average(j, rate, fresh[j] * by_power[powers[0]])
-            self._average(j + 1, rate, fresh[j + 1])
-            self._average(j + 2, rate, fresh[j + 2])
+            # two branches: MindSpore drops a call that writes if it answers to a name that this layer does not use,
+            # and a Parameter read after it was written would cost a TensorMove
+            a_trace = factors.traces(a_blocks)
+            if self.bias_apart[i]:
+                beside = self._average(j + 1, rate, fresh[j + 1])
+                uses = self._average(j + 2, rate, fresh[j + 2])
+                a_trace = a_trace + factors.bias_trace(beside, uses)
+            else:
+                self._average(j + 1, rate, fresh[j + 1])
+                self._average(j + 2, rate, fresh[j + 2])
             g_blocks = self._average(j + 3, rate, fresh[j + 3] * by_power[powers[1]])
             self._average(j + 4, rate, fresh[j + 4] * by_power[powers[2]])
             self._average(j + 5, rate, fresh[j + 5])
-            a_trace = factors.traces(a_blocks)
-            if self.bias_apart[i]:
-                # read again: MindSpore drops a call that writes if it answers to a name that some graph does not use
-                a_trace = a_trace + factors.bias_trace(self.estimates[j + 1], self.estimates[j + 2])
             traces += (a_trace, factors.traces(g_blocks))
         return ops.cat(traces)
 
