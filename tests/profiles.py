@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from thor.blocks import SPLITS, BlockPlan
 from thor.profile.records import FactorMeasure, LayerMeasure, Profile, RefreshMeasure
-from thor.profile.timing import FactorShape, Timing, state_bytes
+from thor.profile.timing import Timing, state_bytes
 
 DIMS = [1, 4, 16, 64]
 
@@ -14,11 +14,13 @@ def timing(seconds: float, repeats: int = 9) -> Timing:
     return Timing(seconds, 0.95 * seconds, 1.05 * seconds, repeats)
 
 
-def factor(layer: str, side: str, dim: int, loss, *, kind="dense", copies=1, position=None) -> FactorMeasure:
+def factor(
+    layer: str, side: str, dim: int, loss, *, kind="dense", copies=1, position=None, bias=False
+) -> FactorMeasure:
     """One factor with the losses given, and errors a tenth of them, less with more kept beside the blocks."""
     losses = {"channel": list(loss)} | ({} if position is None else {"position": list(position)})
     error = {split: [value / 10**i for value in loss] for i, split in enumerate(SPLITS)}
-    return FactorMeasure(layer, side, kind, dim, copies, 2.0, losses, error)
+    return FactorMeasure(layer, side, kind, dim, copies, 2.0, losses, error, bias)
 
 
 def profile(*, dims=DIMS, call=lambda n: 1e-4 + 1e-8 * n**3, block=lambda n: 1e-6 + 1e-9 * n**3, layers=None,
@@ -27,11 +29,13 @@ def profile(*, dims=DIMS, call=lambda n: 1e-4 + 1e-8 * n**3, block=lambda n: 1e-
     if layers is None:
         layers = [
             (factor("first", "a", 60, [0.9, 0.5, 0.2, 0.0]), factor("first", "g", 20, [0.8, 0.005, 0.001, 0.0])),
-            (factor("conv", "a", 37, [0.7, 0.4, 0.02, 0.0], kind="conv", copies=2, position=[0.7, 0.3, 0.008, 0.0]),
+            (factor("conv", "a", 37, [0.7, 0.4, 0.02, 0.0], kind="conv", copies=2, position=[0.7, 0.3, 0.008, 0.0],
+                    bias=True),
              factor("conv", "g", 8, [0.6, 0.3, 0.0, 0.0], kind="conv", copies=2)),
-            (factor("last", "a", 21, [0.004, 0.003, 0.002, 0.0]), factor("last", "g", 3, [0.5, 0.0, 0.0, 0.0])),
+            (factor("last", "a", 21, [0.004, 0.003, 0.002, 0.0], bias=True),
+             factor("last", "g", 3, [0.5, 0.0, 0.0, 0.0])),
         ]  # fmt: skip
-    shapes = [FactorShape(f.layer, f.side, f.dim, f.copies) for pair in layers for f in pair]
+    shapes = [f.shape for pair in layers for f in pair]
     cosine = {split: [1 - f / (i + 1) for f in (0.4, 0.2, 0.1, 0.0)][: len(dims)] for i, split in enumerate(SPLITS)}
     about = {"network": "tests.networks:Tiny", "source": "fashion-mnist", "batches": 2, "seed": 0, "details": True}
     where = {"device": "CPU", "inverse": "lapack", "mindspore": "2.10.0", "machine": "A Processor", "cores": 2}

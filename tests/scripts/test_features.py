@@ -221,7 +221,7 @@ def test_dry_run_tells_and_leaves_nothing(tmp_path, optimizer):
     text = console.file.getvalue()
     assert plan.steps_per_epoch == 10 and not plan.notes
     assert "encoder.0" in text and "steps: 10 an epoch, 20 in 2 epochs, batch 8" in text
-    assert ("785=50x16" in text) == (optimizer == "thor")
+    assert ("785=49x16" in text) == (optimizer == "thor")
     assert f"{settings.out}/checkpoints" in text.replace("\n", "")
     assert not (tmp_path / "run").exists()
 

@@ -265,7 +265,7 @@ def _measure_factor(
             error[split] = [
                 0.0 if cut.size == cut.dim else spectral.Split(factor, cut, mean).error(norm) for cut in cuts
             ]  # fmt: skip
-    return FactorMeasure(shape.layer, shape.side, kind, shape.dim, shape.copies, norm, loss, error)
+    return FactorMeasure(shape.layer, shape.side, kind, shape.dim, shape.copies, norm, loss, error, shape.bias)
 
 
 def _cosines(layer: gather.LayerStatistics, dims: Sequence[int], task: Task) -> dict[str, list[float]]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from thor.blocks import ORDERS, SPLITS, BlockPlan
 from thor.profile.choice import Crossing, choose, kept_shares, performances
-from thor.profile.timing import Timing, floor_reaches
+from thor.profile.timing import FactorShape, Timing, floor_reaches
 
 FORMAT, VERSION = "thor-profile", 1
 #: What a profile says of the place where it was measured, at least.
@@ -40,11 +40,17 @@ class FactorMeasure:
     norm: float
     loss: dict[str, list[float]]  # by order; "position" only for convolutions with several kernel positions
     error: dict[str, list[float]]  # by split
+    bias: bool = False  # whether the last row is a bias's
+
+    @property
+    def shape(self) -> FactorShape:
+        """What a plan cuts."""
+        return FactorShape(self.layer, self.side, self.dim, self.copies, self.bias)
 
     @property
     def name(self) -> str:
         """As its Parameters are called."""
-        return f"{self.layer}.{self.side}"
+        return self.shape.name
 
     def loss_in(self, order: str) -> list[float]:
         """The paper's loss in an order; a factor without kernel positions has one order only."""

@@ -50,7 +50,7 @@ def layer_loads(profile: Profile, plan: BlockPlan) -> list[LayerLoad]:
     """The loads of a profiled network under a plan; an inverse's seconds are the profile's, block by block."""
     loads = []
     for index, layer in enumerate(profile.layers):
-        a, g = (plan.cut(factor.dim, layer.name, factor.side) for factor in (layer.a, layer.g))
+        a, g = layer.a.shape.cut(plan), layer.g.shape.cut(plan)
         factors = _factor(profile, index, layer.a, a), _factor(profile, index, layer.g, g)
         entries = layer.a.copies * layer.a.dim * layer.g.dim
         # X A^-1 and G^-1 X on blocks, and two thin products a side: 2 operations an entry and row of a block
@@ -62,12 +62,12 @@ def layer_loads(profile: Profile, plan: BlockPlan) -> list[LayerLoad]:
 def _factor(profile: Profile, layer: int, factor: FactorMeasure, cut: Cut) -> FactorLoad:
     """Bytes as :func:`thor.profile.timing.state_bytes` counts them."""
     blocks = factor.copies * cut.count
-    thin = factor.copies * cut.padded * cut.rank if cut.rank else 1
+    thin = factor.copies * cut.thin * cut.rank if cut.rank else 1
     work = FactorWork(layer, factor.side, blocks, block_seconds(profile, cut.size))
     square = blocks * cut.size**2
     return FactorLoad(
         work,
         estimate_bytes=_FLOAT * (square + 2 * thin + 1),
         averaged_bytes=_FLOAT * (square + (thin if cut.rank else 0)),
-        inverse_bytes=_FLOAT * (square + 2 * thin),
+        inverse_bytes=_FLOAT * (square + 2 * thin + factor.copies * cut.bias_apart),
     )
