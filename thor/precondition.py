@@ -15,14 +15,10 @@ from mindspore import ops
 
 
 def precondition(x, a_inverse, a_s, a_t, g_inverse, g_s, g_t):
-    """G^-1 X A^-1 for a padded X [c, O', I']; s and t are one-element tensors where blocks stand alone.
-
-    One side after the other, each with one thin product and one subtraction: passes over a whole matrix, not its
-    products with thin ones, are what costs.
-    """
+    """G^-1 X A^-1 for a padded X [c, O', I']; s and t are one-element tensors where blocks stand alone."""
     y = multiply_right(x, a_inverse)
     if a_s.ndim == 3:
-        y = y - ops.BatchMatMul(transpose_b=True)(ops.bmm(x, a_s), a_t)
+        return precondition_difference(y, ops.bmm(x, a_s), a_t, g_inverse, g_s, g_t)
     return precondition_rows(y, g_inverse, g_s, g_t)
 
 
@@ -35,9 +31,23 @@ def precondition_with_bias(x, b, a_inverse, a_s, a_t, bias_inverse, g_inverse, g
     s, s_bias = ops.split(a_s, sizes, 1)
     t, t_bias = ops.split(a_t, sizes, 1)
     q = ops.bmm(x, s) + b * s_bias
-    y = multiply_right(x, a_inverse) - ops.BatchMatMul(transpose_b=True)(q, t)
-    z = b * bias_inverse.reshape(-1, 1, 1) - q * t_bias
-    return precondition_rows(y, g_inverse, g_s, g_t), precondition_rows(z, g_inverse, g_s, g_t)
+    of_weight = precondition_difference(multiply_right(x, a_inverse), q, t, g_inverse, g_s, g_t)
+    of_bias = precondition_rows(b * bias_inverse.reshape(-1, 1, 1) - q * t_bias, g_inverse, g_s, g_t)
+    return of_weight, of_bias
+
+
+def precondition_difference(y, q, t, g_inverse, g_s, g_t):
+    """G^-1 (Y - q t^T) with G^-1 = P - s_G t_G^T, as P Y - [P q, s_G] [t, w]^T, w^T = t_G^T Y - (t_G^T q) t^T.
+
+    One thin outer product and one subtraction for both sides: passes over a whole matrix, not its products with thin
+    ones, are what costs.
+    """
+    left, right = multiply_left(q, g_inverse), t.swapaxes(1, 2)
+    if g_s.ndim == 3:
+        by_columns = ops.BatchMatMul(transpose_a=True)
+        w = by_columns(g_t, y) - ops.bmm(by_columns(g_t, q), right)
+        left, right = ops.cat((left, g_s), 2), ops.cat((right, w), 1)
+    return multiply_left(y, g_inverse) - ops.bmm(left, right)
 
 
 def precondition_rows(y, g_inverse, g_s, g_t):
