@@ -46,13 +46,14 @@ def reconstruction(output: Tensor, image: Tensor) -> Tensor:
     return ops.square(output - image).sum(-1).mean()
 
 
-def network(name: str) -> tuple[nn.Cell, Callable[..., Tensor], tuple[Tensor, Tensor]]:
-    """Network, loss and one batch."""
+def network(name: str, batch: int | None = None) -> tuple[nn.Cell, Callable[..., Tensor], tuple[Tensor, Tensor]]:
+    """Network, loss and one batch, of so many examples."""
     rng = np.random.default_rng(0)
     if name == "autoencoder":
-        image = Tensor(rng.random((1000, 784), np.float32))
+        image = Tensor(rng.random((batch or 1000, 784), np.float32))
         return autoencoder(), reconstruction, (image, image)
     make, classes, shape = CLASSIFIERS[name]
+    shape = (batch or shape[0], *shape[1:])
     labels = Tensor(rng.integers(0, classes, shape[0]).astype(np.int32))
     return make(), nn.CrossEntropyLoss(), (Tensor(rng.standard_normal(shape, np.float32)), labels)
 
@@ -95,8 +96,8 @@ def own_step(net: nn.Cell, loss_fn: Callable[..., Tensor]) -> Callable[..., Tens
 class ThorPhases:
     """One TrainStep whose next step is forced to be plain, curvature, or refresh."""
 
-    def __init__(self, name: str, **options: Any):
-        net, loss_fn, self.batch = network(name)
+    def __init__(self, name: str, batch: int | None = None, **options: Any):
+        net, loss_fn, self.batch = network(name, batch)
         self.optimizer = thor.THOR(net, 1e-5, 0.03, refresh=thor.TraceRule.thor_nt(), interval=NEVER // 2, **options)
         self.step = thor.TrainStep(net, loss_fn, self.optimizer)
 

@@ -30,6 +30,7 @@ class Stepper:
         step: Moves the weights by a batch, and gives its loss.
         history: Refresh decisions of thor.THOR so far; none for the others.
         phase: What the next step will do; thor.THOR's are plain, curvature and refresh.
+        inverse_seconds: Of each rank at the last refresh that thor.THOR shared out among several.
         state: Further Parameters of a checkpoint.
     """
 
@@ -37,6 +38,7 @@ class Stepper:
     step: Step
     history: Callable[[], list[Any]] = list
     phase: Callable[[], str] = _nothing
+    inverse_seconds: Callable[[], list[float]] = list
     state: tuple[nn.Cell, ...] = ()
 
 
@@ -85,7 +87,10 @@ def _thor(settings: TrainSettings, network: nn.Cell, loss: nn.Cell, steps_per_ep
     def phase() -> str:
         return "refresh" if optimizer.refreshes_now else "curvature" if optimizer.gathers_now else "plain"
 
-    return Stepper(optimizer, step, lambda: optimizer.history, phase)
+    def inverse_seconds() -> list[float]:
+        return [] if optimizer.exchange is None else [round(float(s), 5) for s in optimizer.exchange.seconds]
+
+    return Stepper(optimizer, step, lambda: optimizer.history, phase, inverse_seconds)
 
 
 def decay_groups(network: nn.Cell, settings: TrainSettings, decay: float) -> Any:

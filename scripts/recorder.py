@@ -31,7 +31,7 @@ Line = dict[str, Any]
 
 
 class Recorder:
-    """Appends lines to a run's files; each has `kind`: step, eval, epoch or refresh."""
+    """Appends lines to a run's files; each has `kind`: step, eval, epoch, refresh or ranks."""
 
     def __init__(self, folder: Path, resume_at: int | None = None, tensorboard: bool = False) -> None:
         """Start new files, or go on behind the lines of step `resume_at`."""
@@ -62,6 +62,10 @@ class Recorder:
         values = {"step": int(record.step), "layer": record.layer, "trace": float(record.trace)}
         change = None if record.change is None else float(record.change)
         self._write({"kind": "refresh", **values, "change": change, "decision": record.decision.name})
+
+    def ranks(self, step: int, inverse_seconds: list[float]) -> None:
+        """What each rank of a job spent on its inverses at a refresh."""
+        self._write({"kind": "ranks", "step": step, "inverse_seconds": inverse_seconds})
 
     def flush(self) -> None:
         """Bring all lines to the files."""
@@ -172,6 +176,10 @@ def write_summary(folder: Path, about: Line) -> Line:
         "refreshes": {name.lower(): decisions[name] for name in DECISIONS},
         "stopped_layers": stopped,
     }
+    shared = [line["inverse_seconds"] for line in lines if line["kind"] == "ranks"]
+    if shared:
+        waits = [max(seconds) - min(seconds) for seconds in shared]  # of the fastest rank for the slowest
+        summary["skew"] = {"refreshes": len(waits), "median_s": statistics.median(waits), "max_s": max(waits)}
     _write_whole(folder / SUMMARY, json.dumps(summary, indent=1) + "\n")
     return summary
 

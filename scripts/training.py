@@ -221,6 +221,9 @@ def _record(run: Run, recorder: Recorder, loss: float, seconds: float, decided: 
     history = run.stepper.history()
     for decision in history[decided:]:
         recorder.refresh(decision)
+    of_ranks = run.stepper.inverse_seconds()
+    if of_ranks and len(history) > decided:
+        recorder.ranks(position.step, of_ranks)
     return len(history)
 
 

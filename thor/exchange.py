@@ -48,6 +48,7 @@ class PieceExchange:
             self._pieces.setdefault(f"{names[piece.layer]}.{piece.side}", []).append(piece)
         self.seconds = np.zeros(ranks.grid.ranks, np.float32)  # of each rank's inversions at the last refresh
         self.bytes = 0  # that this rank put into messages at the last refresh
+        self.refreshes = 0  # that were shared
 
     def divide(self, jobs: list[Job]) -> None:
         """Each job's blocks that this rank inverts: one run of them, or none."""
@@ -65,7 +66,8 @@ class PieceExchange:
         lengths = [sum(packed_length(p.last - p.first, job.factor.cut.size) for job, p in order[r]) for r in members]
         own = [packed(algebra.to_host(job.inverse)) for job, _ in order[self.ranks.rank]]
         mine = np.concatenate(own) if own else np.zeros(0, np.float32)
-        self.bytes = 4 * max(lengths)
+        if self.ranks.column is not None:
+            self.bytes += 4 * max(lengths)
         whole = {id(job): np.empty((job.factor.copies * job.factor.cut.count, *[job.factor.cut.size] * 2), np.float32)
                  for job in held}  # fmt: skip
         for rank, flat in zip(members, self.ranks.gathered_in_column(mine, lengths), strict=True):
@@ -83,10 +85,11 @@ class PieceExchange:
         found[:count] = [job.escalated for job in jobs]
         found[count : 2 * count] = [job.failed for job in jobs]
         found[2 * count + self.ranks.rank] = seconds
+        self.bytes = found.nbytes
         found = self.ranks.total(found)
         for job, escalated, failed in zip(jobs, found[:count], found[count : 2 * count], strict=True):
             job.escalated, job.failed = int(escalated), bool(failed)
-        self.seconds = found[2 * count :]
+        self.seconds, self.refreshes = found[2 * count :], self.refreshes + 1
         if self.skew > SKEW_WARNING:
             logger.warning(
                 "the slowest rank inverted for %.1f s, the fastest for %.1f s: a collective may give up waiting; "
@@ -102,6 +105,7 @@ class PieceExchange:
 
     def settle(self, jobs: list[Job]) -> None:
         """A job that failed on one rank fails on all."""
-        counts = self.ranks.total(np.array([0.0, *(job.failed for job in jobs)], np.float32))
-        for job, count in zip(jobs, counts[1:], strict=True):
+        failed = np.array([0.0, *(job.failed for job in jobs)], np.float32)
+        self.bytes += failed.nbytes
+        for job, count in zip(jobs, self.ranks.total(failed)[1:], strict=True):
             job.failed = bool(count)

@@ -137,9 +137,10 @@ class THOR(nn.Cell):
         """Capture the targets; in a data-parallel job, share them out first."""
         plan, ranks = self.options.plan, self.ranks
         self._column_of = [0] * len(targets)
+        self.exchange: PieceExchange | None = None  # how ranks share a refresh; None where each does all of it
         if ranks is not None and ranks.sharing.shared:
             placement = placement_of([(t.copies, *cuts_of(t, plan)) for t in targets], ranks)
-            self._inverter.exchange = PieceExchange(ranks, placement, [t.name for t in targets])
+            self.exchange = self._inverter.exchange = PieceExchange(ranks, placement, [t.name for t in targets])
             self._column_of = list(placement.column_of)
         held = [ranks is None or column == ranks.own_column for column in self._column_of]
         self._captured = [Layer(t, plan, held=own) for t, own in zip(targets, held, strict=True)]

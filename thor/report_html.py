@@ -156,6 +156,12 @@ def _time(run: RunFiles) -> str:
         if count
     ]
     caption = "The first step of each kind is counted as compiling."
+    skew = run.summary.get("skew")
+    if skew:
+        caption += (
+            f" {skew['refreshes']} refreshes were shared out among the ranks; the fastest waited for the slowest "
+            f"{skew['median_s'] * 1e3:.1f} ms in the median, {skew['max_s'] * 1e3:.1f} ms at most."
+        )
     return _figure(figures.phases(phases), caption) + _table(["phase", "times", "s", "ms each", "share"], rows)
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from thor import device
+from thor.accumulation import Adder, Clearer, Values
 from thor.blocks import check_int
 from thor.diagnose import first_bad_layer
 from thor.distributed import Means, same_everywhere
@@ -77,8 +78,20 @@ class TrainStep(nn.Cell):
         self._compiled: dict[str, Callable[..., Any]] = {}
         self._state = [*self.network.get_parameters(), *optimizer.get_parameters()]
         self._storage: list[int] = []
+        self._averaged: dict[str, int] = {}  # bytes of the means over ranks, by kind of step
         if self.accumulate > 1:
             self._make_accumulators()
+
+    @property
+    def messages(self) -> dict[str, int]:
+        """Bytes that this rank puts into collectives, for each kind of step that came; empty on one device.
+
+        "plain", "curvature", and "refresh": what the last refresh sent beyond its curvature step.
+        """
+        across, exchange = self._update.across, self.optimizer.exchange
+        each = 0 if across is None else across.bytes
+        sent = {kind: count + each for kind, count in self._averaged.items()}
+        return sent | ({} if exchange is None else {"refresh": exchange.bytes})
 
     # -- the step ------------------------------------------------------------------------------------------------
 
@@ -174,7 +187,7 @@ class TrainStep(nn.Cell):
 
     def _build_plain(self) -> Callable[..., Any]:
         differentiate = ms.value_and_grad(self._forward(), None, self._weights)
-        unscale, update, mean = self._unscale(), self._update, self._mean_over_ranks(self._weights)
+        unscale, update, mean = self._unscale(), self._update, self._mean_over_ranks("plain", self._weights)
 
         def plain(scale, *inputs):
             loss, gradients = differentiate(scale, *inputs)
@@ -188,7 +201,7 @@ class TrainStep(nn.Cell):
         self.compilations += 1
         differentiate = ms.value_and_grad(self._forward(), None, self._differentiated())
         unscale, finish, count = self._unscale(), self._gather(), len(self._weights)
-        mean = self._mean_over_ranks(self._differentiated())
+        mean = self._mean_over_ranks("curvature", self._differentiated())
 
         def curvature(scale, gain, *inputs):
             loss, gradients = differentiate(scale, *inputs)
@@ -214,7 +227,7 @@ class TrainStep(nn.Cell):
     def _graph_layers(self) -> list[Any]:
         return [self.optimizer._captured[i] for i in self._in_graph]
 
-    def _mean_over_ranks(self, variables: Any) -> Callable[..., Any]:
+    def _mean_over_ranks(self, kind: str, variables: Any) -> Callable[..., Any]:
         """(loss, gradients by ``variables``) averaged over the ranks, each counting by its examples."""
         ranks = self.optimizer.ranks
         if ranks is None:
@@ -222,6 +235,7 @@ class TrainStep(nn.Cell):
         blocks = {id(f.blocks) for y in self.optimizer._captured for f in (y.a, y.g)}
         shapes, symmetric = [v.shape for v in variables], [id(v) in blocks for v in variables]
         means = Means(shapes, symmetric, ranks.sharing.fusion)
+        self._averaged[kind] = means.sums.bytes
 
         def mean(loss, values, examples):
             return means(loss, values, examples)
@@ -287,7 +301,7 @@ class TrainStep(nn.Cell):
 
     def _adding(self, variables: Any, sums: list[Parameter]) -> Callable[..., Any]:
         differentiate = ms.value_and_grad(self._forward(), None, variables)
-        adder = _Adder(sums, self.loss_sum)
+        adder = Adder(sums, self.loss_sum)
 
         def add(scale, *inputs):
             loss, gradients = differentiate(scale, *inputs)
@@ -297,8 +311,8 @@ class TrainStep(nn.Cell):
         return add
 
     def _build_finish(self) -> Callable[..., Any]:
-        sums, unscale, update = _Values(list(self.sums), self.loss_sum), self._unscale(), self._update
-        share, mean = 1.0 / self.accumulate, self._mean_over_ranks(self._weights)
+        sums, unscale, update = Values(list(self.sums), self.loss_sum), self._unscale(), self._update
+        share, mean = 1.0 / self.accumulate, self._mean_over_ranks("plain", self._weights)
 
         def finish(scale):
             loss, gradients = sums(share)
@@ -308,9 +322,9 @@ class TrainStep(nn.Cell):
         return finish
 
     def _build_finish_curvature(self) -> Callable[..., Any]:
-        sums = _Values([*self.sums, *self._graph_sums()], self.loss_sum)
+        sums = Values([*self.sums, *self._graph_sums()], self.loss_sum)
         unscale, gather, share, count = self._unscale(), self._gather(), 1.0 / self.accumulate, len(self._weights)
-        mean = self._mean_over_ranks(self._differentiated())
+        mean = self._mean_over_ranks("curvature", self._differentiated())
 
         def finish(scale, gain):
             loss, means = sums(share)
@@ -321,7 +335,7 @@ class TrainStep(nn.Cell):
         return finish
 
     def _build_clear(self) -> Callable[..., Any]:
-        clearing = _Clearer([*self.sums, *self.factor_sums, self.loss_sum])
+        clearing = Clearer([*self.sums, *self.factor_sums, self.loss_sum])
 
         def clear():
             return clearing()
@@ -365,47 +379,6 @@ class TrainStep(nn.Cell):
             f"{count} steps in a row were not finite, all skipped, training stopped at step {self.optimizer.step}: "
             f"{where}. Lower the learning rate, raise damping, or check the data"
         )
-
-
-class _Adder(nn.Cell):
-    """sums += values, loss_sum += loss."""
-
-    def __init__(self, sums: list[Parameter], loss_sum: Parameter):
-        super().__init__(auto_prefix=False)
-        self.sums, self.loss_sum = ParameterTuple(sums), loss_sum
-
-    def construct(self, loss, values):
-        ops.assign_add(self.loss_sum, loss.astype(ms.float32))
-        for i in range(len(self.sums)):
-            ops.assign_add(self.sums[i], values[i])
-        return loss
-
-
-class _Values(nn.Cell):
-    """(loss_sum, sums), each times a factor."""
-
-    def __init__(self, sums: list[Parameter], loss_sum: Parameter):
-        super().__init__(auto_prefix=False)
-        self.sums, self.loss_sum = ParameterTuple(sums), loss_sum
-
-    def construct(self, factor):
-        values = ()
-        for value in self.sums:
-            values += (value * factor,)
-        return self.loss_sum * factor, values
-
-
-class _Clearer(nn.Cell):
-    """Zero every accumulator."""
-
-    def __init__(self, sums: list[Parameter]):
-        super().__init__(auto_prefix=False)
-        self.sums = ParameterTuple(sums)
-
-    def construct(self):
-        for value in self.sums:
-            ops.assign(value, ops.zeros_like(value))
-        return self.sums[0]
 
 
 def alone(loss, values, examples):

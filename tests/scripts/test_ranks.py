@@ -127,8 +127,13 @@ def test_two_processes_train_and_evaluate_as_one(tmp_path):
         assert expected.keys() == found.keys()
         for key in expected:
             np.testing.assert_allclose(found[key], expected[key], rtol=1e-3, atol=1e-5, err_msg=f"{name}: {key}")
-        for line, other in zip(read_metrics(job), read_metrics(alone), strict=True):
+        lines = [line for line in read_metrics(job) if line["kind"] != "ranks"]
+        for line, other in zip(lines, read_metrics(alone), strict=True):
             assert (line["kind"], line["step"]) == (other["kind"], other["step"])
             for key in other.keys() & {"loss", "train_loss", "test_loss", "test_error"}:
                 assert line[key] == pytest.approx(other[key], rel=1e-4), (name, key, line)
-        assert json.loads((job / "summary.json").read_text())["ranks"] == 2
+        summary = json.loads((job / "summary.json").read_text())
+        assert summary["ranks"] == 2 and ("skew" in summary) == (name == "thor")
+    seconds = [line["inverse_seconds"] for line in read_metrics(tmp_path / "thor-job") if line["kind"] == "ranks"]
+    assert len(seconds) == summary["skew"]["refreshes"] == 3 and all(len(own) == 2 for own in seconds)
+    assert summary["skew"]["max_s"] == max(abs(one - other) for one, other in seconds)

@@ -36,13 +36,14 @@ CASES = {
     "one": ("mlp", GRAPH, {"clip": 0.01}, {"grad_worker_fraction": 0.0}),
     "one, pynative": ("mlp", PYNATIVE, {"split": "block+rank", "loss_scale": 64.0}, {"grad_worker_fraction": 0.0}),
     "half": ("mlp", GRAPH, {}, {"grad_worker_fraction": 0.5}),
+    "half, pynative": ("pixels", PYNATIVE, {"split": "block"}, {"grad_worker_fraction": 0.5}),
     "naive": ("pixels", PYNATIVE, {}, {"shared": False}),
     "accumulated": ("mlp", PYNATIVE, {"accumulate": 2}, {"grad_worker_fraction": 0.0}),
 }
 #: which of them a job of so many ranks runs
 OF_RANKS = {
     2: ["all", "all, pynative", "one", "one, pynative", "naive", "accumulated"],
-    4: ["one, pynative", "half"],
+    4: ["all", "one, pynative", "half", "half, pynative"],
 }
 
 
@@ -55,7 +56,7 @@ def batch(step, rank, ranks):
 
 
 def train(name, rank, ranks, steps=STEPS):
-    """(optimizer, losses, weights) of a case on one rank."""
+    """(optimizer, losses, weights, bytes of messages) of a case on one rank."""
     network, mode, options, sharing = CASES[name]
     ms.set_context(mode=mode)
     net, options = NETWORKS[network](), dict(options)
@@ -75,7 +76,7 @@ def train(name, rank, ranks, steps=STEPS):
         halves = [np.array_split(part.asnumpy(), 2) for part in batch(index % 8, rank, ranks)]
         for x, y in zip(*halves, strict=True):
             step(Tensor(x), Tensor(y))
-    return optimizer, losses, values(net)
+    return optimizer, losses, values(net), step.messages
 
 
 def decisions(optimizer):
@@ -93,9 +94,10 @@ def main(folder):
     rank, ranks = get_rank(), get_group_size()
     found = {}
     for name in OF_RANKS[ranks]:
-        optimizer, losses, weights = train(name, rank, ranks)
+        optimizer, losses, weights, sent = train(name, rank, ranks)
         found |= {f"{name}/weights/{key}": value for key, value in weights.items()}
         found |= {f"{name}/losses": losses, f"{name}/decisions": decisions(optimizer)}
+        found |= {f"{name}/sent": [sent["plain"], sent["curvature"], sent.get("refresh", 0)]}
         found |= {f"{name}/bytes": optimizer.memory()["total"], f"{name}/refreshes": optimizer.refreshes.asnumpy()}
         state = optimizer.state()
         if rank == 0:

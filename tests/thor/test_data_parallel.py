@@ -50,7 +50,7 @@ def part(found, name, kind):
 
 
 def check(name, ranks, alone):
-    optimizer, losses, weights = alone(name)
+    optimizer, losses, weights, _ = alone(name)
     decisions = parallel_worker.decisions(optimizer).tolist()
     assert any("stop" in each for each in decisions) and any("keep" in each for each in decisions)
     for rank in ranks:
@@ -98,6 +98,19 @@ def test_one_rank_a_layer_holds_less(two, four, alone):
         stand_ins = sum(4 for y in layers for f in (y.a, y.g) for _ in f.cache) * (len(ranks) - 1)
         assert sum(held) == cache + stand_ins
         assert max(held) < cache
+
+
+def test_bytes_of_messages(two, alone):
+    """Gradients always; one rank a layer: directions too; a refresh sends flags, and inverses to who holds them."""
+    for rank in two[1]:
+        for name, often in (("naive", 1), ("all", 1), ("one", 2), ("one, pynative", 2)):
+            weights = sum(value.size for value in part(rank, name, "weights").values())
+            plain, curvature, refresh = rank[f"{name}/sent"].tolist()
+            assert plain == 4 * (often * weights + 2)  # and loss and number of examples
+            assert curvature > plain
+            flags = 4 * (2 * 4 + 2 + 1 + 4)  # two layers: each factor's damping and failure, seconds, failures again
+            assert refresh <= flags if name != "all" else refresh > flags
+    assert alone("all")[3] == {}
 
 
 @pytest.mark.parametrize("ranks", ["two", "four"])

@@ -38,6 +38,7 @@ def run_folder(tmp_path, summary=True, refreshes=True):
             "optimizer": "thor",
             "weights": 61706,
             "finished": True,
+            "skew": {"refreshes": 3, "median_s": 0.0125, "max_s": 0.5},
             "phases": {"plain": [18, 1.5], "compiling": [2, 9.0], "data": [20, 0.1]},
             "memory": {
                 "weights": 2**20,
@@ -94,6 +95,7 @@ def test_page_has_everything_and_loads_nothing(tmp_path):
     for expected in ("Results", "Curves", "Layers", "Time", "Memory", "Configuration", "80.00%", "compiling", "256.0"):
         assert expected in words
     assert "network: a<b>c" in words and LAYERS[1] in words, "names are text and no markup"
+    assert "the fastest waited for the slowest 12.5 ms in the median, 500.0 ms at most" in words
     assert "61,706 weights" in words and "finished" in words
 
 

@@ -21,12 +21,16 @@ from scripts.recorder import read_metrics
 from tests.scripts.test_training import last_tensors
 from tests.scripts.tiny import tiny_settings
 
+#: each rank holds the inverses of some layers
+SHARED = {"learning_rate": 0.01, "damping": 1.0, "clip": 1.0, "interval": 4, "block_size": 16}
+SHARED["grad_worker_fraction"] = 0.0
 FAULTY = ROOT / "tests" / "scripts" / "cluster" / "faulty.py"
 
 
 def start(folder: Path, fault: str, *options: str, epochs: int = 2) -> subprocess.Popen:
-    """A job of ten steps an epoch, with a checkpoint each three; rank 1 has the fault before step 8, 7 being done."""
-    save_config(tiny_settings(folder, "momentum", fault, checkpoint_every=3, epochs=epochs), folder / f"{fault}.yaml")
+    """THOR, ten steps an epoch, a checkpoint each three; rank 1 has the fault before step 8, 7 being done."""
+    settings = tiny_settings(folder, "thor", fault, checkpoint_every=3, epochs=epochs, thor=SHARED)
+    save_config(settings, folder / f"{fault}.yaml")
     command = [sys.executable, str(ROOT / "scripts/cluster/launch.py"), "--devices", "2", *options]
     command += ["--log-dir", str(folder / f"log-{fault}"), "--script", str(FAULTY), "--"]
     command += [fault, "7", "--config", str(folder / f"{fault}.yaml")]

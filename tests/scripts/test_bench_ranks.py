@@ -1,0 +1,44 @@
+"""The measurement of 1, 2, 4 processes: a real job of two, its files, and what it refuses before it starts any."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def bench(*arguments):
+    command = [sys.executable, str(ROOT / "scripts" / "cluster" / "bench_ranks.py"), *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+
+
+def test_two_processes(tmp_path):
+    out = tmp_path / "runs" / "ranks.json"
+    size = ["--network", "lenet", "--batch", 2, "--rounds", 1]
+    job = bench(*size, "--processes", 2, "--strategies", "one", "--out", out)
+    assert job.returncode == 0, job.stderr
+    (line,) = json.loads(out.read_text())["jobs"]
+    assert "2 processes, one: " in job.stdout
+    weights, sent = 4 * 61706, line["bytes"]
+    assert (sent["first_order"], sent["plain"]) == (weights, 2 * weights + 8)
+    assert sent["plain"] < sent["curvature"] < sent["refresh"]
+    assert all(0 < value < 60_000 for value in line["ms"].values())
+    (for_plan,) = json.loads((out.parent / "ranks-2.json").read_text())
+    times = {f"{kind}_ms": line["ms"][kind] for kind in ("plain", "curvature", "refresh")}
+    assert for_plan == {"devices": 2, "strategy": "one", **times}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--batch", 0], "--batch must be at least 1, but got 0"),
+        (["--rounds", 0], "--rounds must be at least 1, but got 0"),
+        (["--processes", 2, 0], "--processes must be at least 1 each, but got 0"),
+    ],
+)
+def test_what_is_refused(arguments, words):
+    job = bench(*arguments)
+    assert job.returncode == 2 and words in job.stderr and "Traceback" not in job.stderr
