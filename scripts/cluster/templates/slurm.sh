@@ -14,7 +14,7 @@
 set -euo pipefail
 cd $repository
 export PATH=$repository/.venv/bin:"$$PATH"
-MASTER=$$(scontrol show hostnames "$$SLURM_JOB_NODELIST" | head -n 1)
+MASTER=$$(scontrol show hostnames "$$SLURM_JOB_NODELIST" | sed -n 1p) # head would leave scontrol a closed pipe
 PORT=$$((10000 + SLURM_JOB_ID % 50000)) # jobs that share a host do not meet
 export MASTER PORT
 # shellcheck disable=SC2016 # the variables are each host's own

@@ -1,0 +1,182 @@
+"""THOR against tuned first-order baselines: epochs and seconds to the best value that they reach.
+
+    python scripts/bench_convergence.py [--task autoencoder ...] [--trials 5] [--seeds 1 2 3] [--out runs/convergence]
+    python scripts/bench_convergence.py --quick             # one small task, some minutes: that it works, no result
+
+For each task: every first-order optimizer is tuned by a random search of ``--trials`` runs (seed 0), then trained with
+each seed; the best of them sets the target, the mean over seeds of its best value. The second-order ones are tuned by
+equally many runs for the time to that target, then trained with the same seeds: the same initial weights and batch
+order, and the same convolution kernels. Each run is a folder of scripts/train.py, so an interrupted benchmark goes on
+with the same command, in the middle of a run too. ``--report-only`` makes table and picture of what is there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from rich.console import Console  # noqa: E402
+
+from scripts.config import save_config, validate  # noqa: E402
+from scripts.convergence import picture, results, search  # noqa: E402
+from scripts.convergence.results import Outcome  # noqa: E402
+from scripts.convergence.tasks import TASKS, Contender, Task  # noqa: E402
+from scripts.errors import INTERRUPTED, UserError, run_program  # noqa: E402
+
+TRAIN = Path(__file__).resolve().with_name("train.py")
+TUNING_SEED = 0
+TRIALS = "trials.jsonl"
+
+
+class EndedEarlyError(Exception):
+    """A run was asked to end."""
+
+
+@dataclass
+class Bench:
+    """One task's runs, in a folder of its own."""
+
+    task: Task
+    folder: Path
+    epochs: int
+    trials: int
+    console: Console
+
+    def run(self, contender: Contender, values: dict[str, Any], seed: int, name: str) -> Outcome | None:
+        """Train, unless it is done; None if training broke down (a rate too high), which is a result too."""
+        folder = self.folder / contender.name / name
+        configured = search.settings(self.task, contender, values, seed, self.epochs)
+        settings = validate({**configured, "out": str(folder), "keep": 1})
+        found = results.read_outcome(folder, contender.name, seed, self.task.metric)
+        if found is not None or (folder / "failed.txt").is_file():
+            return found
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder.with_suffix(".yaml")
+        save_config(settings, path)
+        start = time.monotonic()
+        with folder.with_suffix(".log").open("a") as log:
+            command = [sys.executable, str(TRAIN), "--config", str(path), "--resume", "auto"]
+            status = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, check=False).returncode
+        if status == INTERRUPTED:
+            raise EndedEarlyError
+        found = results.read_outcome(folder, contender.name, seed, self.task.metric)
+        if found is None:
+            words = folder.with_suffix(".log").read_text(errors="replace").strip().splitlines()[-1:]
+            if not words or "not finite" not in words[0]:
+                raise UserError(f"{folder}: training ended with status {status}: {' '.join(words)}")
+            (folder / "failed.txt").write_text(words[0] + "\n")
+        shown = "broke down" if found is None else f"{self.task.metric} {results.best(self.task, found):.5g}"
+        self.console.print(f"{self.task.name} {contender.name} {name}: {shown}, {time.monotonic() - start:.0f} s",
+                           markup=False, highlight=False)  # fmt: skip
+        return found
+
+    def tune(self, contender: Contender, target: float | None) -> dict[str, Any]:
+        """The best values of a random search; its trials are logged."""
+        drawn = search.trials(self.task, contender, self.trials)
+        ranks, log = [], []
+        for index, values in enumerate(drawn):
+            found = self.run(contender, values, TUNING_SEED, f"trial-{index}")
+            rank = (float("inf"), float("inf")) if found is None else results.rank(self.task, found, target)
+            ranks.append(rank)
+            value = None if found is None else results.best(self.task, found)
+            log.append({"trial": index, **values, self.task.metric: value})
+        path = self.folder / contender.name / TRIALS
+        path.write_text("".join(json.dumps(line) + "\n" for line in log))
+        return drawn[ranks.index(min(ranks))]
+
+    def all_runs(self, seeds: Sequence[int], names: Sequence[str]) -> list[Outcome]:
+        """Tune and train; the first-order optimizers first, for they set the target."""
+        outcomes: list[Outcome] = []
+        tuned: dict[str, dict[str, Any]] = {}
+        target: float | None = None
+        for contender in sorted(self.task.contenders, key=lambda each: each.second_order):
+            if contender.name not in names:
+                continue
+            if contender.second_order and target is None:
+                target = results.target_of(self.task, outcomes)[1]
+            source = contender.tuned_as or contender.name
+            if source not in tuned:
+                tuned[source] = self.tune(self.task.contender(source), target)
+            for seed in seeds:
+                found = self.run(contender, tuned[source], seed, f"seed-{seed}")
+                if found is not None:
+                    outcomes.append(found)
+        return outcomes
+
+    def report(self, outcomes: Sequence[Outcome], seeds: Sequence[int]) -> None:
+        """Table, numbers and picture."""
+        setter, target = results.target_of(self.task, outcomes)
+        rows = results.rows(self.task, outcomes, target)
+        text = picture.markdown(self.task, rows, setter, target)
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        (self.folder / "results.md").write_text(text + "\n", encoding="utf-8")
+        about = {"task": self.task.name, "epochs": self.epochs, "trials": self.trials, "seeds": list(seeds),
+                 "target": target, "set_by": setter, "rows": [asdict(row) for row in rows]}  # fmt: skip
+        (self.folder / "results.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+        picture.draw(self.task, outcomes, target, self.folder / "results.png")
+        self.console.print(f"picture: {self.folder / 'results.png'}", markup=False, highlight=False, soft_wrap=True)
+
+    def finished(self, seeds: Sequence[int], names: Sequence[str]) -> list[Outcome]:
+        """The final runs that are there."""
+        found = [
+            results.read_outcome(self.folder / name / f"seed-{seed}", name, seed, self.task.metric)
+            for name in names
+            for seed in seeds
+        ]
+        return [each for each in found if each is not None]
+
+
+def quick(task: Task) -> Task:
+    """A smaller one of the kind: a narrow autoencoder on a part of the data."""
+    data = {"name": "fashion_mnist", "train_size": 6000, "test_size": 1000}
+    settings = {**task.settings, "network_options": {"widths": [784, 100, 16]}, "data": data, "batch_size": 200}
+    return replace(task, name="quick", title="Quick mode: no result", epochs=4, settings=settings)
+
+
+def main() -> int:
+    """Run what was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--task", nargs="+", choices=list(TASKS), default=list(TASKS))
+    parser.add_argument("--contenders", nargs="+", choices=[c.name for c in TASKS["autoencoder"].contenders])
+    parser.add_argument("--trials", type=int, default=5, help="runs in which each optimizer is tuned (5)")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
+    parser.add_argument("--epochs", type=int, help="another full schedule than the task's")
+    parser.add_argument("--quick", action="store_true", help="a small task, two trials, one seed")
+    parser.add_argument("--report-only", action="store_true", help="table and picture of the runs that are finished")
+    parser.add_argument("--out", type=Path, default=Path("runs/convergence"))
+    options = parser.parse_args()
+    for name, value in (("trials", options.trials), ("epochs", options.epochs)):
+        if value is not None and value < 1:
+            raise UserError(f"--{name} must be at least 1, but got {value}")
+    if TUNING_SEED in options.seeds:
+        raise UserError(f"--seeds must not have {TUNING_SEED}: with it the optimizers are tuned")
+    tasks = [TASKS[name] for name in options.task]
+    if options.quick:
+        tasks, options.trials, options.seeds = [quick(TASKS["autoencoder"])], 2, options.seeds[:1]
+    console = Console()
+    for task in tasks:
+        names = options.contenders or [each.name for each in task.contenders]
+        bench = Bench(task, options.out / task.name, options.epochs or task.epochs, options.trials, console)
+        try:
+            done = options.report_only
+            bench.report(bench.finished(options.seeds, names) if done else bench.all_runs(options.seeds, names),
+                         options.seeds)  # fmt: skip
+        except (EndedEarlyError, KeyboardInterrupt):
+            console.print("ended early; the same command goes on")
+            return INTERRUPTED
+        except ValueError as error:
+            raise UserError(str(error)) from error
+    return 0
+
+
+if __name__ == "__main__":
+    run_program(main)

@@ -1,0 +1,138 @@
+"""What runs have come to: best value, and epochs and seconds to a target (pure but for reading the runs' files)."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from scripts.convergence.tasks import Task
+from scripts.recorder import SUMMARY, Line, read_metrics
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One finished run.
+
+    Attributes:
+        evaluations: Its lines with the task's metric.
+        compiling: Seconds of its first step of each kind, in which MindSpore compiles; part of the lines' seconds.
+        refreshes: Inverses computed: layers times refreshes.
+        peak: Bytes of the process.
+    """
+
+    contender: str
+    seed: int
+    evaluations: tuple[Line, ...]
+    compiling: float
+    refreshes: int
+    peak: int
+
+
+@dataclass(frozen=True)
+class Row:
+    """A contender over its seeds; what lies beyond the end of a run that missed the target is None."""
+
+    contender: str
+    values: tuple[float, ...]
+    epochs: float | None
+    steps: float | None
+    seconds: float | None
+    seconds_with_compiling: float | None
+    reached: int
+    refreshes: float
+    peak: int
+
+    @property
+    def value(self) -> float:
+        """The mean of the best values."""
+        return statistics.fmean(self.values)
+
+    @property
+    def spread(self) -> float:
+        """Their standard deviation."""
+        return statistics.stdev(self.values) if len(self.values) > 1 else 0.0
+
+
+def read_outcome(folder: Path, contender: str, seed: int, metric: str) -> Outcome | None:
+    """A run's outcome, or None while it is not finished."""
+    path = folder / SUMMARY
+    if not path.is_file():
+        return None
+    summary = json.loads(path.read_text(encoding="utf-8"))
+    if not summary["finished"]:
+        return None
+    lines = tuple(line for line in read_metrics(folder) if line["kind"] in ("epoch", "eval") and metric in line)
+    compiling = summary["phases"].get("compiling", [0, 0.0])[1]
+    return Outcome(contender, seed, lines, compiling, summary["refreshes"]["update"], summary["memory"]["peak"])
+
+
+def best(task: Task, outcome: Outcome) -> float:
+    """The best value of a run."""
+    values = [line[task.metric] for line in outcome.evaluations]
+    return max(values) if task.higher_is_better else min(values)
+
+
+def first_reached(task: Task, outcome: Outcome, target: float) -> Line | None:
+    """The first evaluation at least as good as the target."""
+    sign = 1.0 if task.higher_is_better else -1.0
+    return next((line for line in outcome.evaluations if sign * line[task.metric] >= sign * target), None)
+
+
+def rank(task: Task, outcome: Outcome, target: float | None) -> tuple[float, float]:
+    """What is tuned, less is better: with a target the seconds to it, then the best value."""
+    value = best(task, outcome)
+    cost = -value if task.higher_is_better else value
+    if target is None:
+        return 0.0, cost
+    line = first_reached(task, outcome, target)
+    return (float("inf") if line is None else line["seconds"] - outcome.compiling), cost
+
+
+def target_of(task: Task, outcomes: Sequence[Outcome]) -> tuple[str, float]:
+    """The first-order optimizer with the best mean of best values, and that mean."""
+    found: dict[str, float] = {}
+    for contender in task.contenders:
+        values = [best(task, each) for each in outcomes if each.contender == contender.name]
+        if values and not contender.second_order:
+            found[contender.name] = statistics.fmean(values)
+    if not found:
+        raise ValueError(f"{task.name}: no first-order optimizer has finished, so that there is no target")
+    name = (max if task.higher_is_better else min)(found, key=lambda each: found[each])
+    return name, found[name]
+
+
+def rows(task: Task, outcomes: Sequence[Outcome], target: float) -> list[Row]:
+    """One a contender that has finished runs, in the task's order.
+
+    The target is a mean over seeds, so that a seed of the optimizer which set it may miss it: means are over the seeds
+    that reached it, and ``reached`` says how many.
+    """
+    found = []
+    for contender in task.contenders:
+        own = [each for each in outcomes if each.contender == contender.name]
+        if not own:
+            continue
+        hits = [(line, each.compiling) for each in own if (line := first_reached(task, each, target)) is not None]
+        mean = statistics.fmean if hits else _nothing
+        found.append(
+            Row(
+                contender.name,
+                tuple(best(task, each) for each in own),
+                mean([line["epoch"] for line, _ in hits]),
+                mean([line["step"] for line, _ in hits]),
+                mean([line["seconds"] - compiling for line, compiling in hits]),
+                mean([line["seconds"] for line, _ in hits]),
+                len(hits),
+                statistics.fmean([each.refreshes for each in own]),
+                max(each.peak for each in own),
+            )
+        )
+    return found
+
+
+def _nothing(_: Sequence[float]) -> None:
+    """The mean of no numbers."""
+    return None

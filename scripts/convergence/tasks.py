@@ -1,0 +1,152 @@
+"""What is compared: tasks on real data, and optimizers with the space in which each is tuned (pure).
+
+A space names settings of a run by their path; a pair of numbers is searched on a logarithmic scale between them, a list
+one by one. The first trial takes ``start``: values that a user would begin with. All optimizers of a task get equally
+many trials.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+Space = Mapping[str, tuple[float, float] | list[Any]]
+
+
+@dataclass(frozen=True)
+class Contender:
+    """An optimizer as it takes part.
+
+    Attributes:
+        name: In tables and folders.
+        optimizer: As train.py calls it.
+        fixed: Its settings that are not searched, by path.
+        space: What is searched.
+        start: The first trial.
+        tuned_as: Another contender whose tuned values it takes over: it differs in ``fixed`` only.
+        second_order: Tuned for the time to the target, and not for the value at the end of the full schedule.
+    """
+
+    name: str
+    optimizer: str
+    space: Space = field(default_factory=dict)
+    start: Mapping[str, Any] = field(default_factory=dict)
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    tuned_as: str | None = None
+    second_order: bool = False
+
+
+@dataclass(frozen=True)
+class Task:
+    """A network, its data and its metric.
+
+    Attributes:
+        metric: Of the test set, as the runs' lines call it.
+        epochs: The full schedule of a first-order optimizer.
+        settings: Of every run, by path.
+        contenders: Who takes part; the first-order ones set the target.
+    """
+
+    name: str
+    title: str
+    metric: str
+    epochs: int
+    settings: Mapping[str, Any]
+    contenders: tuple[Contender, ...]
+
+    @property
+    def higher_is_better(self) -> bool:
+        """True of accuracies."""
+        return self.metric == "test_accuracy"
+
+    def contender(self, name: str) -> Contender:
+        """The one of that name."""
+        return next(each for each in self.contenders if each.name == name)
+
+
+def _first_order(rates: Mapping[str, tuple[float, float, float]], decay: list[float]) -> tuple[Contender, ...]:
+    """Momentum, Adam and Adafactor: (lowest, first, highest) learning rate of each."""
+    found = []
+    for name, (low, first, high) in rates.items():
+        space = {f"{name}.learning_rate": (low, high), f"{name}.schedule": ["cosine", "linear"]}
+        start = {f"{name}.learning_rate": first, f"{name}.schedule": "cosine"}
+        if len(decay) > 1:
+            space[f"{name}.weight_decay"] = decay
+            start[f"{name}.weight_decay"] = decay[0]
+        found.append(Contender(name, name, space, start))
+    return tuple(found)
+
+
+def _second_order(space: Space, start: Mapping[str, Any], fixed: Mapping[str, Any]) -> tuple[Contender, ...]:
+    """THOR without trace rule is tuned; with it, it takes those values. K-FAC, without split either, is tuned apart."""
+    nt = Contender("thor_nt", "thor", space, start, {**fixed, "thor.refresh": "thor_nt"}, second_order=True)
+    return (
+        nt,
+        replace(nt, name="thor", fixed={**fixed, "thor.refresh": "thor"}, tuned_as="thor_nt"),
+        replace(nt, name="thor_stop", fixed={**fixed, "thor.refresh": "thor_stop"}, tuned_as="thor_nt"),
+        replace(nt, name="kfac", fixed={**nt.fixed, "thor.split": "block", "thor.block_size": 2048}),
+    )
+
+
+_GROWING = {"start": 10, "end": 60, "factor": 1.3}
+
+AUTOENCODER = Task(
+    "autoencoder", "Autoencoder 784-1000-500-250-30 and back, Fashion-MNIST, batch 1000", "test_error", 20,
+    {"network": "autoencoder", "loss": "squared_error", "batch_size": 1000, "eval_every_steps": 15},
+    (
+        *_first_order({"momentum": (2e-4, 2e-3, 1e-2), "adam": (3e-4, 1e-3, 6e-3), "adafactor": (3e-3, 1e-2, 0.1)},
+                      [0.0]),
+        *_second_order(
+            {"thor.learning_rate": (0.3, 1.5), "thor.damping": (0.3, 30.0), "thor.clip": (0.3, 10.0),
+             "epochs_share": [0.25, 0.5]},
+            {"thor.learning_rate": 1.0, "thor.damping": 10.0, "thor.clip": 1.0, "epochs_share": 0.5},
+            {"thor.schedule": "cosine", "thor.split": "block+rank", "thor.rank": 16, "thor.interval": _GROWING},
+        ),
+    ),
+)  # fmt: skip
+
+_CLASSIFIER = {"network": "resnet8", "network_options": {"in_channels": 1}, "eval_every_steps": 117,
+               "data": {"name": "fashion_mnist", "crop": 2, "flip": True}}  # fmt: skip
+
+
+def _residual(batch: int, factor: float) -> Task:
+    """ResNet-8 at a batch; learning rates are scaled by a factor."""
+    rates = {"momentum": (0.02, 0.1, 0.4), "adam": (5e-4, 2e-3, 8e-3), "adafactor": (3e-3, 1e-2, 6e-2)}
+    scaled = {name: (low * factor, first * factor, high * factor) for name, (low, first, high) in rates.items()}
+    return Task(
+        f"resnet8-{batch}", f"ResNet-8, Fashion-MNIST, batch {batch}", "test_accuracy", 12,
+        {**_CLASSIFIER, "batch_size": batch, "eval_every_steps": max(1, 60000 // batch // 4)},
+        (
+            *_first_order(scaled, [5e-4, 1e-4]),
+            *_second_order(
+                {"thor.learning_rate": (0.02 * factor, 0.2 * factor), "thor.damping": (0.003, 0.3),
+                 "thor.clip": (1e-3, 1e-1), "thor.weight_decay": [5e-4, 1e-3], "epochs_share": [0.5]},
+                {"thor.learning_rate": 0.05 * factor, "thor.damping": 0.03, "thor.clip": 3e-3 * factor**2,
+                 "thor.weight_decay": 5e-4, "epochs_share": 0.5},
+                {"thor.schedule": "cosine", "thor.interval": {"start": 20, "end": 234, "factor": 1.3},
+                 "thor.factor_interval": 20},
+            ),
+        ),
+    )  # fmt: skip
+
+
+LANGUAGE = Task(
+    "language", "BERT-tiny, masked words of Austen's novels", "test_loss", 4,
+    {"network": "bert_tiny", "network_options": {"dropout": 0.0, "max_positions": 64}, "batch_size": 64,
+     "data": {"name": "text", "length": 64, "vocabulary": 2000, "held_out": "persuasion"}, "decay_all": False,
+     "eval_every_steps": 60},
+    (
+        *_first_order({"momentum": (0.02, 0.1, 0.5), "adam": (3e-4, 1e-3, 5e-3), "adafactor": (3e-3, 1e-2, 5e-2)},
+                      [1e-4, 0.0]),
+        *_second_order(
+            {"thor.learning_rate": (0.01, 0.1), "thor.damping": (3e-4, 3e-2), "thor.clip": (3e-3, 0.3),
+             "epochs_share": [0.5]},
+            {"thor.learning_rate": 0.02, "thor.damping": 0.003, "thor.clip": 0.03, "epochs_share": 0.5},
+            {"thor.schedule": {"shape": "polynomial", "power": 2.0, "warmup_epochs": 0.25}, "thor.weight_decay": 1e-4,
+             "thor.interval": {"start": 10, "end": 100, "factor": 1.2}, "thor.factor_interval": 10},
+        ),
+    ),
+)  # fmt: skip
+
+TASKS = {task.name: task for task in (AUTOENCODER, _residual(128, 1.0), _residual(1024, 4.0), LANGUAGE)}

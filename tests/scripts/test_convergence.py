@@ -1,0 +1,124 @@
+"""The benchmark's search and results: the same trials for everybody, and numbers that follow from the lines."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scripts.config import validate
+from scripts.convergence import picture, results, search
+from scripts.convergence.results import Outcome
+from scripts.convergence.tasks import TASKS
+
+ROOT = Path(__file__).resolve().parents[2]
+AUTOENCODER = TASKS["autoencoder"]
+EACH = [(task, contender) for task in TASKS.values() for contender in task.contenders]
+
+
+@pytest.mark.parametrize(("task", "contender"), EACH, ids=[f"{task.name}-{c.name}" for task, c in EACH])
+def test_every_trial_is_a_valid_run_within_its_space(task, contender):
+    drawn = search.trials(task, contender, 6)
+    assert drawn[0] == contender.start and drawn[:3] == search.trials(task, contender, 3)
+    assert len({json.dumps(values, sort_keys=True) for values in drawn}) == 6
+    for values in drawn:
+        settings = validate(search.settings(task, contender, values, 7, 8))
+        assert (settings.optimizer, settings.seed) == (contender.optimizer, 7)
+        assert settings.epochs == round(8 * values.get("epochs_share", 1.0))
+        for path, allowed in contender.space.items():
+            if isinstance(allowed, tuple):
+                assert allowed[0] <= values[path] <= allowed[1]
+            else:
+                assert values[path] in allowed
+
+
+def test_optimizers_of_a_task_differ_in_nothing_but_the_optimizer():
+    """Network, data, batch and seed are the task's; a variant of THOR differs from the tuned one in its trace rule."""
+    for task in TASKS.values():
+        runs = {c.name: search.settings(task, c, dict(c.start), 1, 8) for c in task.contenders}
+        own = {"optimizer", "epochs", "thor", "momentum", "adam", "adafactor"}
+        assert len({json.dumps({k: v for k, v in run.items() if k not in own}) for run in runs.values()}) == 1
+        tuned, stop = runs["thor_nt"], runs["thor_stop"]
+        assert tuned["thor"] | {"refresh": "thor_stop"} == stop["thor"]
+        assert task.contender("thor_stop").tuned_as == "thor_nt"
+
+
+def outcome(contender, seed, errors, compiling=2.0):
+    """Evaluated every half epoch of ten steps, 5 s each."""
+    lines = [
+        {"epoch": (i + 1) / 2, "step": 5 * (i + 1), "seconds": compiling + 5.0 * (i + 1), "test_error": error}
+        for i, error in enumerate(errors)
+    ]
+    return Outcome(contender, seed, tuple(lines), compiling, 8, 2**30)
+
+
+RUNS = [
+    outcome("momentum", 1, [9.0, 8.0, 7.0]),
+    outcome("adam", 1, [9.0, 6.0, 4.0, 5.0]),
+    outcome("adam", 2, [9.0, 7.0, 6.5, 6.0]),
+    outcome("thor", 1, [6.0, 5.0, 3.0], compiling=20.0),
+    outcome("thor", 2, [4.0, 3.0], compiling=20.0),
+    outcome("kfac", 1, [8.0, 7.0]),
+]
+
+
+def test_the_best_first_order_optimizer_sets_the_target():
+    assert results.target_of(AUTOENCODER, RUNS) == ("adam", 5.0)
+    with pytest.raises(ValueError, match="autoencoder: no first-order optimizer has finished"):
+        results.target_of(AUTOENCODER, RUNS[3:])
+
+
+def test_time_to_target_by_hand():
+    rows = {row.contender: row for row in results.rows(AUTOENCODER, RUNS, 5.0)}
+    assert list(rows) == ["momentum", "adam", "thor", "kfac"]
+    thor = rows["thor"]  # epochs 1 and 0.5
+    assert (thor.epochs, thor.steps, thor.seconds, thor.seconds_with_compiling) == (0.75, 7.5, 7.5, 27.5)
+    assert thor.values == (3.0, 3.0) and thor.spread == 0.0 and thor.reached == 2
+    assert rows["adam"].reached == 1 and rows["adam"].epochs == 1.5 and rows["adam"].value == 5.0
+    assert rows["kfac"].reached == 0 and rows["kfac"].epochs is None
+    text = picture.markdown(AUTOENCODER, list(rows.values()), "adam", 5.0)
+    assert "| thor | 3.000 ± 0.000 | 0.75 (0.50 x) | 8 (0.50 x) | 28 (1.62 x) | 2 of 2 | 8 | 1024 |" in text
+    assert "| kfac | 7.000 ± 0.000 | not reached | not reached | not reached | 0 of 1 | 8 | 1024 |" in text
+
+
+def test_what_is_tuned():
+    ranks = [results.rank(AUTOENCODER, run, 5.0) for run in RUNS[3:]]
+    assert ranks == [(10.0, 3.0), (5.0, 3.0), (float("inf"), 7.0)]
+    assert results.rank(AUTOENCODER, RUNS[1], None) == (0.0, 4.0)
+
+
+def test_the_picture(tmp_path):
+    picture.draw(AUTOENCODER, RUNS, 5.0, tmp_path / "results.png")
+    assert (tmp_path / "results.png").stat().st_size > 20_000
+
+
+def bench(*arguments, timeout=60):
+    command = [sys.executable, str(ROOT / "scripts" / "bench_convergence.py"), *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--trials", 0], "--trials must be at least 1, but got 0"),
+        (["--epochs", -1], "--epochs must be at least 1, but got -1"),
+        (["--seeds", 0, 1], "--seeds must not have 0: with it the optimizers are tuned"),
+        (["--report-only", "--out", "nowhere"], "autoencoder: no first-order optimizer has finished"),
+    ],
+)
+def test_what_is_refused(arguments, words):
+    job = bench(*arguments)
+    assert job.returncode == 2 and words in job.stderr and "Traceback" not in job.stderr
+
+
+def test_quick_mode_of_one_optimizer_is_not_done_again(tmp_path):
+    one = ["--quick", "--contenders", "adam", "--out", tmp_path]
+    first = bench(*one, timeout=300)
+    assert first.returncode == 0, first.stderr
+    assert "quick adam trial-1: test_error" in first.stdout and "quick adam seed-1" in first.stdout
+    trials = [json.loads(line) for line in (tmp_path / "quick" / "adam" / "trials.jsonl").read_text().splitlines()]
+    assert [line["trial"] for line in trials] == [0, 1] and all(line["test_error"] > 0 for line in trials)
+    again = bench(*one, timeout=60)
+    assert again.returncode == 0 and "seed-1" not in again.stdout, "finished runs are read, not repeated"
+    assert json.loads((tmp_path / "quick" / "results.json").read_text())["set_by"] == "adam"
