@@ -7,8 +7,8 @@ many processes as cores have a core each; beyond that they compete. Plain step, 
 and a first-order step (nn.Momentum, gradients averaged) alternate within a job; a time is the median over rounds, of
 the slowest rank. Bytes are what a rank puts into collectives, whatever the algorithm then makes of them.
 
-``--out`` takes the numbers; ``ranks-2.json`` beside it, with those of one number of processes, is what ``thor plan
---measured`` compares its predictions with.
+An interrupted measurement goes on with the same command. ``--out`` takes the numbers; ``ranks-2.json`` beside it, with
+those of one number of processes, is what ``thor plan --measured`` compares its predictions with.
 """
 
 from __future__ import annotations
@@ -178,22 +178,33 @@ def main() -> int:
     if min(arguments.processes) < 1:
         raise UserError(f"--processes must be at least 1 each, but got {min(arguments.processes)}")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    console, lines = Console(), []
+    console = Console()
+    about = {"network": arguments.network, "batch": arguments.batch, "rounds": arguments.rounds}
+    lines = _done(arguments.out, about)
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
     for ranks in arguments.processes:
         for strategy in [name for name in strategies(ranks) if name in arguments.strategies]:
+            if any((line["devices"], line["strategy"]) == (ranks, strategy) for line in lines):
+                continue
             lines.append(run_job(arguments, ranks, strategy))
             times = ", ".join(f"{kind} {value:.0f} ms" for kind, value in lines[-1]["ms"].items())
-            console.print(f"{ranks} processes, {strategy}: {times}", markup=False, highlight=False)
+            console.print(f"{ranks} processes, {strategy}: {times}", markup=False, highlight=False, soft_wrap=True)
+            arguments.out.write_text(json.dumps(about | {"jobs": lines}, indent=1), encoding="utf-8")
     console.print(table(lines))
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    about = {"network": arguments.network, "batch": arguments.batch, "rounds": arguments.rounds, "jobs": lines}
-    arguments.out.write_text(json.dumps(about, indent=1), encoding="utf-8")
     for ranks in arguments.processes:
         path = arguments.out.with_name(f"{arguments.out.stem}-{ranks}.json")
         own = [line for line in lines if line["devices"] == ranks]
         path.write_text(json.dumps([_for_plan(line) for line in own], indent=1), encoding="utf-8")
     console.print(f"wrote {arguments.out}", markup=False, highlight=False)
     return 0
+
+
+def _done(path: Path, about: Line) -> list[Line]:
+    """What an earlier, interrupted run of the same measurement has left."""
+    if not path.is_file():
+        return []
+    found = json.loads(path.read_text(encoding="utf-8"))
+    return list(found["jobs"]) if {key: found.get(key) for key in about} == about else []
 
 
 def _for_plan(line: Line) -> Line:

@@ -69,8 +69,8 @@ def _first_order(rates: Mapping[str, tuple[float, float, float]], decay: list[fl
     """Momentum, Adam and Adafactor: (lowest, first, highest) learning rate of each."""
     found = []
     for name, (low, first, high) in rates.items():
-        space = {f"{name}.learning_rate": (low, high), f"{name}.schedule": ["cosine", "linear"]}
-        start = {f"{name}.learning_rate": first, f"{name}.schedule": "cosine"}
+        space: dict[str, Any] = {f"{name}.learning_rate": (low, high), f"{name}.schedule": ["cosine", "linear"]}
+        start: dict[str, Any] = {f"{name}.learning_rate": first, f"{name}.schedule": "cosine"}
         if len(decay) > 1:
             space[f"{name}.weight_decay"] = decay
             start[f"{name}.weight_decay"] = decay[0]

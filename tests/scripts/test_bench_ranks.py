@@ -29,6 +29,8 @@ def test_two_processes(tmp_path):
     (for_plan,) = json.loads((out.parent / "ranks-2.json").read_text())
     times = {f"{kind}_ms": line["ms"][kind] for kind in ("plain", "curvature", "refresh")}
     assert for_plan == {"devices": 2, "strategy": "one", **times}
+    again = bench(*size, "--processes", 2, "--strategies", "one", "--out", out)
+    assert again.returncode == 0 and "2 processes, one: " not in again.stdout, "what is there is not measured again"
 
 
 @pytest.mark.parametrize(
