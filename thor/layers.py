@@ -25,6 +25,7 @@ from mindspore import Parameter
 from thor.blocks import BlockPlan, Cut, diagonal_cut
 from thor.capture import Target, attach
 from thor.parameters import parameter
+from thor.refresh import damped_trace, pi_split
 
 
 class Factor:
@@ -194,6 +195,23 @@ class Layer:
     def cost(self) -> float:
         """Relative cost of gathering and inverting the factors: what a stopped layer saves."""
         return float(sum(f.copies * f.cut.count * f.cut.size**3 for f in (self.a, self.g)))
+
+    def damped_trace(self, damping: float, traces: np.ndarray) -> float:
+        """The damped trace of the layer's Fisher block, from those of its factors [2, c].
+
+        Groups are blocks of their own, so their traces add up.
+        """
+        if self.single:
+            return float(traces[1].sum()) + damping * self.g.cut.dim
+        return sum(damped_trace(damping, a, g, self.a.cut.dim, self.g.cut.dim) for a, g in traces.T.tolist())
+
+    def dampings(self, damping: float, traces: np.ndarray) -> dict[Factor, np.ndarray]:
+        """What is added to each factor that is inverted, one number a copy: ``damping`` split by pi."""
+        if self.single:
+            return {self.g: np.full(self.copies, damping, np.float32)}
+        parts = [pi_split(damping, a, g, self.a.cut.dim, self.g.cut.dim) for a, g in traces.T.tolist()]
+        of_a, of_g = np.array(parts, np.float32).T
+        return {self.a: of_a, self.g: of_g}
 
     def fingerprint(self) -> str:
         """What a checkpoint of this layer's state must agree with."""

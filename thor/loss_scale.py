@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
 import mindspore as ms
+import numpy as np
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +37,17 @@ class DynamicLossScale:
             raise ValueError(f"loss scale factor must be greater than 1, but got {self.factor}")
         if self.window < 1:
             raise ValueError(f"loss scale window must be at least 1, but got {self.window}")
+
+    def after_good(self, scale: float, good: int) -> tuple[float, int]:
+        """(scale, finite steps since it last moved) after one more finite step; a float32 scale stays finite."""
+        if good + 1 < self.window:
+            return scale, good + 1
+        grown = scale * self.factor
+        return (grown if math.isfinite(np.float32(grown)) else scale), 0
+
+    def after_overflow(self, scale: float) -> float:
+        """The next scale."""
+        return max(self.minimum, scale / self.factor)
 
 
 def read(value: Any) -> tuple[float, DynamicLossScale | None]:

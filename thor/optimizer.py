@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import re
 from dataclasses import replace
 from typing import Any
@@ -22,7 +21,7 @@ from thor.parameters import float_parameter, int_parameter, read, write
 from thor.profile import auto
 from thor.profile.records import Profile
 from thor.records import LayerRecord, describe_optimizer, describe_plan, log_layers, plan_parameter
-from thor.refresh import Decision, RefreshRecord, TraceRule, damped_trace, pi_split
+from thor.refresh import Decision, RefreshRecord, TraceRule
 from thor.state import gathered_state, load_state
 
 logger = logging.getLogger("thor")
@@ -327,12 +326,12 @@ class THOR(nn.Cell):
         jobs: dict[int, tuple[Job, ...]] = {}
         for i in (i for i in indices if status[i] == ACTIVE):
             layer = self._captured[i]
-            now = _damped(layer, damping, fresh[i])
-            before = _damped(layer, damping, adopted[i]) if refreshes[i] else None
+            now = layer.damped_trace(damping, fresh[i])
+            before = layer.damped_trace(damping, adopted[i]) if refreshes[i] else None
             decision, change = self.options.refresh.decide(before, now)
             self._history.append(RefreshRecord(step, layer.name, now, change, decision))
             if decision is Decision.UPDATE:
-                jobs[i] = self._jobs(layer, damping, fresh[i])
+                jobs[i] = tuple(Job(factor, each) for factor, each in layer.dampings(damping, fresh[i]).items())
             elif decision is Decision.STOP:
                 status[i] = STOPPED
             else:
@@ -357,13 +356,6 @@ class THOR(nn.Cell):
             found[i] = flat[first : first + size].reshape(2, -1)
             first += size
         return found
-
-    def _jobs(self, layer: Layer, damping: float, traces: np.ndarray) -> tuple[Job, ...]:
-        if layer.single:
-            return (Job(layer.g, np.full(layer.copies, damping, np.float32)),)
-        parts = [pi_split(damping, a, g, layer.a.cut.dim, layer.g.cut.dim) for a, g in traces.T.tolist()]
-        both = np.array(parts, np.float32).T
-        return Job(layer.a, both[0]), Job(layer.g, both[1])
 
     def _adopt(self, layer: Layer, pair: tuple[Job, ...]) -> bool:
         """Take over a layer's new inverses, all of them or none."""
@@ -394,15 +386,18 @@ class THOR(nn.Cell):
             if read(self.bad_steps):
                 write(self.bad_steps, 0)
             if self._scale_rule is not None:
-                self._grow_scale(self._scale_rule)
+                scale = float(self.scale.asnumpy()[0])
+                grown, good = self._scale_rule.after_good(scale, read(self.good_steps))
+                write(self.good_steps, good)
+                if grown != scale:
+                    write(self.scale, grown)
             return False
         write(self.skipped_steps, read(self.skipped_steps) + 1)
-        rule = self._scale_rule
-        if rule is not None:
+        if self._scale_rule is not None:
             write(self.good_steps, 0)
             old = float(self.scale.asnumpy()[0])
-            if old > rule.minimum:
-                write(self.scale, max(rule.minimum, old / rule.factor))
+            if old > self._scale_rule.minimum:
+                write(self.scale, self._scale_rule.after_overflow(old))
                 logger.info("step %d: overflow at loss scale %g, skipped; the scale falls", self.step, old)
                 return False
         write(self.bad_steps, read(self.bad_steps) + 1)
@@ -410,23 +405,6 @@ class THOR(nn.Cell):
                        self.step, read(self.bad_steps))  # fmt: skip
         return read(self.bad_steps) >= self.options.max_bad_steps
 
-    def _grow_scale(self, rule: scales.DynamicLossScale) -> None:
-        good = read(self.good_steps) + 1
-        if good >= rule.window:
-            grown = float(self.scale.asnumpy()[0]) * rule.factor
-            good = 0
-            if math.isfinite(np.float32(grown)):
-                write(self.scale, grown)
-        write(self.good_steps, good)
-
 
 def _squeezed(matrix: np.ndarray) -> np.ndarray:
     return matrix[0] if len(matrix) == 1 else matrix
-
-
-def _damped(layer: Layer, damping: float, traces: np.ndarray) -> float:
-    """The damped trace of a layer's Fisher block: groups are blocks of their own, so their traces add up."""
-    if layer.single:
-        return float(traces[1].sum()) + damping * layer.g.cut.dim
-    dims = (layer.a.cut.dim, layer.g.cut.dim)
-    return sum(damped_trace(damping, a, g, *dims) for a, g in traces.T.tolist())
