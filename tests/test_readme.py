@@ -1,0 +1,102 @@
+"""README.md and its Chinese version say the same, as far as a program can tell; and what they name exists."""
+
+import re
+from itertools import groupby
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+ENGLISH, CHINESE = "README.md", "README_CN.md"
+BOTH = pytest.mark.parametrize("name", [ENGLISH, CHINESE])
+
+HEADING = re.compile(r"(#{1,6}) ")
+PICTURE = re.compile(r"!\[[^\]]*\]\(([^)\s]+)\)")
+LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
+NUMBER = re.compile(r"(?:(?<!\w)-)?\d+(?:\.\d+)?(?:e[+-]?\d+)?", re.ASCII)
+PROGRAM = re.compile(r"(?<![\w./-])scripts/[\w/]+\.py\b", re.ASCII)
+
+
+def split(name):
+    """Code blocks, fences included, and all other lines of a README."""
+    blocks, others, fence = [], [], None
+    for line in (ROOT / name).read_bytes().decode().split("\n"):
+        opens = re.match(r" *(```+)", line)
+        if fence is not None:
+            blocks[-1].append(line)
+            if line.strip() == fence:
+                fence = None
+        elif opens:
+            fence = opens[1]
+            blocks.append([line])
+        elif line.startswith("    ") and (not others or not others[-1].strip()):  # an indented one
+            blocks.append([line])
+        else:
+            others.append(line)
+    assert fence is None, f"{name}: a code block without an end"
+    return blocks, others
+
+
+def text(name):
+    """The README without any code, so that brackets in it are no links."""
+    return re.sub(r"`[^`]*`", "", "\n".join(split(name)[1]))
+
+
+def tables(name):
+    """Per table and row, the numbers of each cell."""
+    runs = groupby(split(name)[1], key=lambda line: line.startswith("|"))
+    return [[cells(line) for line in run] for is_table, run in runs if is_table]
+
+
+def cells(row):
+    """Numbers of each cell of a table's row."""
+    return [NUMBER.findall(cell) for cell in re.split(r"(?<!\\)\|", row.strip()[1:-1])]
+
+
+def test_same_headings():
+    english, chinese = ([m[1] for line in split(name)[1] if (m := HEADING.match(line))] for name in (ENGLISH, CHINESE))
+    assert english[:2] == ["#", "##"]
+    assert english == chinese
+
+
+def test_same_code():
+    english, chinese = split(ENGLISH)[0], split(CHINESE)[0]
+    assert len(english) > 5
+    assert english == chinese
+
+
+def test_same_pictures_and_links():
+    assert PICTURE.findall(text(ENGLISH)) == PICTURE.findall(text(CHINESE)) != []
+    english, chinese = set(LINK.findall(text(ENGLISH))), set(LINK.findall(text(CHINESE)))
+    assert english - {CHINESE} == chinese - {ENGLISH} != set()
+
+
+@pytest.mark.parametrize(("name", "link"), [(ENGLISH, f"[简体中文]({CHINESE})"), (CHINESE, f"[English]({ENGLISH})")])
+def test_the_other_language_is_linked_below_the_title(name, link):
+    assert [line for line in split(name)[1] if line][1] == link
+
+
+def test_same_numbers_in_tables():
+    english, chinese = tables(ENGLISH), tables(CHINESE)
+    assert [len(table) for table in english] == [len(table) for table in chinese] != []
+    for number, (ours, theirs) in enumerate(zip(english, chinese, strict=True), 1):
+        for row, (left, right) in enumerate(zip(ours, theirs, strict=True), 1):
+            assert left == right, f"table {number}, row {row}"
+
+
+@BOTH
+def test_links_and_pictures_of_the_repository_exist(name):
+    targets = [target for pattern in (PICTURE, LINK) for target in pattern.findall(text(name))]
+    paths = [target.split("#")[0] for target in targets if not re.match(r"[a-z]+:|#", target)]
+    assert paths
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+@BOTH
+def test_programs_in_code_exist(name):
+    """Those of code blocks, and of code within the text."""
+    blocks, others = split(name)
+    code = [line for block in blocks for line in block] + re.findall(r"`[^`]*`", "\n".join(others))
+    programs = {path for part in code for path in PROGRAM.findall(part)}
+    assert "scripts/train.py" in programs
+    assert [path for path in sorted(programs) if not (ROOT / path).is_file()] == []
