@@ -72,9 +72,10 @@ def batch(shape, classes=10):
     return Tensor(x), Tensor(rng.integers(0, classes, 8).astype(np.int32))
 
 
-def test_the_first_example_of_the_readme(tmp_path):
-    """It trains on ``batches`` and a ``dataset`` of one's own."""
-    x, y = batch((1, 28, 28))
+def test_the_first_example_of_the_readme(tmp_path, monkeypatch):
+    """It trains on ``batches`` and a ``dataset`` of one's own; here also with a smaller network than LeNet."""
+    monkeypatch.setattr("models.lenet.lenet5", lambda: nn.SequentialCell(nn.Flatten(), nn.Dense(9, 10)))
+    x, y = batch((1, 3, 3))
     data = ms.dataset.NumpySlicesDataset({"x": x.asnumpy(), "y": y.asnumpy()}, shuffle=False).batch(8)
     after = run(blocks(README)[0], tmp_path / "readme_thor.py", {"batches": [(x, y)] * 2, "dataset": data})
     assert after["optimizer"].step == 7  # two, and five epochs of one
