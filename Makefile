@@ -7,7 +7,7 @@ PHOTOGRAPHS := foolbox==3.3.4
 BASE   := $(shell command -v python3.11 || command -v python3)
 
 .DEFAULT_GOAL := help
-.PHONY: help train test lint data bench lock clean
+.PHONY: help train test lint data bench docs lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -29,6 +29,9 @@ data: $(STAMP) ## bring Fashion-MNIST (31 MB, once)
 bench: $(STAMP) ## measure step times: Momentum, THOR's plain step, curvature step, refresh
 	$(PYTHON) scripts/bench_step.py
 
+docs: $(STAMP) ## build the documentation into site/
+	$(PYTHON) -m mkdocs build --strict --site-dir site
+
 # torch's build for CPUs alone calls itself 2.13.0+cpu; the lock names the version, which either build satisfies.
 lock: ## renew requirements.lock with the newest versions that pyproject.toml allows
 	@$(MAKE) --no-print-directory $(VENV)/bin/pip
@@ -38,7 +41,7 @@ lock: ## renew requirements.lock with the newest versions that pyproject.toml al
 	mv requirements.lock.new requirements.lock
 
 clean: ## remove the environment, results of runs and caches (not the data)
-	rm -rf $(VENV) runs build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis kernel_meta rank_*
+	rm -rf $(VENV) runs build site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis kernel_meta rank_*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/bin/pip:
