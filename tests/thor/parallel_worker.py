@@ -56,7 +56,7 @@ def batch(step, rank, ranks):
 
 
 def train(name, rank, ranks, steps=STEPS):
-    """(optimizer, losses, weights, bytes of messages) of a case on one rank."""
+    """(optimizer, losses, weights, bytes of messages: the most of any refresh, for layers stop) of a case on one rank."""
     network, mode, options, sharing = CASES[name]
     ms.set_context(mode=mode)
     net, options = NETWORKS[network](), dict(options)
@@ -68,15 +68,16 @@ def train(name, rank, ranks, steps=STEPS):
         refresh=thor.TraceRule(update=0.15, stop=0.08), **options,
     )  # fmt: skip
     step = thor.TrainStep(net, squared_error, optimizer, accumulate=accumulate, jit=mode == GRAPH)
-    losses = []
+    losses, refresh = [], 0
     for index in range(steps):
         if accumulate == 1:
             losses.append(float(step(*batch(index, rank, ranks)).asnumpy()))
+            refresh = max(refresh, step.messages.get("refresh", 0))
             continue
         halves = [np.array_split(part.asnumpy(), 2) for part in batch(index % 8, rank, ranks)]
         for x, y in zip(*halves, strict=True):
             step(Tensor(x), Tensor(y))
-    return optimizer, losses, values(net), step.messages
+    return optimizer, losses, values(net), step.messages | {"refresh": refresh}
 
 
 def decisions(optimizer):
@@ -97,7 +98,7 @@ def main(folder):
         optimizer, losses, weights, sent = train(name, rank, ranks)
         found |= {f"{name}/weights/{key}": value for key, value in weights.items()}
         found |= {f"{name}/losses": losses, f"{name}/decisions": decisions(optimizer)}
-        found |= {f"{name}/sent": [sent["plain"], sent["curvature"], sent.get("refresh", 0)]}
+        found |= {f"{name}/sent": [sent["plain"], sent["curvature"], sent["refresh"]]}
         found |= {f"{name}/bytes": optimizer.memory()["total"], f"{name}/refreshes": optimizer.refreshes.asnumpy()}
         state = optimizer.state()
         if rank == 0:
