@@ -56,7 +56,7 @@ def batch(step, rank, ranks):
 
 
 def train(name, rank, ranks, steps=STEPS):
-    """(optimizer, losses, weights, bytes of messages: the most of any refresh, for layers stop) of a case on one rank."""
+    """(optimizer, losses, weights, bytes of messages; the largest refresh's, for layers stop) of a case on one rank."""
     network, mode, options, sharing = CASES[name]
     ms.set_context(mode=mode)
     net, options = NETWORKS[network](), dict(options)
