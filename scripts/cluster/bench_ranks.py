@@ -5,7 +5,10 @@
 Every process trains with a batch of its own (weak scaling) and with one thread, whatever their number, so that up to as
 many processes as cores have a core each; beyond that they compete. Plain step, curvature step, refresh of every layer
 and a first-order step (nn.Momentum, gradients averaged) alternate within a job; a time is the median over rounds, of
-the slowest rank. Bytes are what a rank puts into collectives, whatever the algorithm then makes of them.
+the slowest rank. Bytes are what a rank puts into collectives, whatever the algorithm then makes of them. "apart" sends
+nothing: as many processes, each training for itself, at the same time. What it takes longer than one process alone is
+the price of shared memory and cores, and what the others take longer than it, that of the messages; its times are what
+``thor plan`` has to be given.
 
 An interrupted measurement goes on with the same command. ``--out`` takes the numbers; ``ranks-2.json`` beside it, with
 those of one number of processes, is what ``thor plan --measured`` compares its predictions with.
@@ -39,7 +42,8 @@ from scripts.mean_over_ranks import mean_over_ranks
 from thor.update import dot
 
 KINDS = ("first_order", "plain", "curvature", "refresh")
-STRATEGIES = ("naive", "all", "0.5", "one")
+APART = "apart"
+STRATEGIES = (APART, "naive", "all", "0.5", "one")
 SECONDS_PER_JOB = 1800
 Line = dict[str, Any]
 
@@ -48,7 +52,7 @@ def strategies(ranks: int) -> dict[str, thor.Sharing | None]:
     """Ways to share, by the names that thor plan gives them."""
     if ranks == 1:
         return {"naive": None}
-    found: dict[str, thor.Sharing | None] = {"naive": thor.Sharing(shared=False), "all": thor.Sharing()}
+    found = {APART: None, "naive": thor.Sharing(shared=False), "all": thor.Sharing()}
     if ranks > 2:
         found["0.5"] = thor.Sharing(grad_worker_fraction=0.5)
     return found | {"one": thor.Sharing(grad_worker_fraction=0.0)}
@@ -84,7 +88,7 @@ def measure(name: str, batch: int, rounds: int, strategy: str, ranks: int) -> Li
     """On every rank: each kind of step in turn; milliseconds of the slowest rank, bytes of the one that sends most."""
     sharing = strategies(ranks)[strategy]
     phases = ThorPhases(name, batch, **({} if sharing is None else {"sharing": sharing}))
-    first, inputs = first_order_step(name, batch, ranks)
+    first, inputs = first_order_step(name, batch, 1 if sharing is None else ranks)
     steps = {"first_order": first} | phases.phases()
     times = np.zeros((rounds, len(KINDS)), np.float32)
     for turn in range(-2, rounds):  # two to compile and to warm up
@@ -97,8 +101,8 @@ def measure(name: str, batch: int, rounds: int, strategy: str, ranks: int) -> Li
     sent = phases.step.messages
     refresh = sent.get("refresh", 0) + sent.get("curvature", 0)
     weights = 4 * sum(weight.size for weight in phases.optimizer.inner.parameters)
-    own = [*np.median(times, 0), 0 if ranks == 1 else weights, sent.get("plain", 0), sent.get("curvature", 0), refresh,
-           phases.optimizer.memory()["total"]]  # fmt: skip
+    bytes_sent = [0 if sharing is None else weights, sent.get("plain", 0), sent.get("curvature", 0), refresh]
+    own = [*np.median(times, 0), *bytes_sent, phases.optimizer.memory()["total"]]
     worst = _everyones(np.array(own, np.float32), ranks).max(0)
     count = len(KINDS)
     return {
@@ -128,7 +132,8 @@ def work(arguments: argparse.Namespace) -> None:
         from mindspore.communication import get_rank, init
 
         init()
-        ms.set_auto_parallel_context(parallel_mode=ms.ParallelMode.DATA_PARALLEL, gradients_mean=True)
+        if arguments.strategy != APART:
+            ms.set_auto_parallel_context(parallel_mode=ms.ParallelMode.DATA_PARALLEL, gradients_mean=True)
         rank = get_rank()
     line = measure(arguments.network, arguments.batch, arguments.rounds, arguments.strategy, ranks)
     if rank == 0:
@@ -193,8 +198,11 @@ def main() -> int:
     console.print(table(lines))
     for ranks in arguments.processes:
         path = arguments.out.with_name(f"{arguments.out.stem}-{ranks}.json")
-        own = [line for line in lines if line["devices"] == ranks]
-        path.write_text(json.dumps([_for_plan(line) for line in own], indent=1), encoding="utf-8")
+        own = {line["strategy"]: line for line in lines if line["devices"] == ranks}
+        apart = own.pop(APART, None)
+        path.write_text(json.dumps([_for_plan(line) for line in own.values()], indent=1), encoding="utf-8")
+        if apart is not None:
+            console.print(_for_plan_command(apart, path), markup=False, highlight=False, soft_wrap=True)
     console.print(f"wrote {arguments.out}", markup=False, highlight=False)
     return 0
 
@@ -205,6 +213,18 @@ def _done(path: Path, about: Line) -> list[Line]:
         return []
     found = json.loads(path.read_text(encoding="utf-8"))
     return list(found["jobs"]) if {key: found.get(key) for key in about} == about else []
+
+
+def _for_plan_command(apart: Line, measured: Path) -> str:
+    """What thor plan needs to know of the computing, from processes that send nothing."""
+    times = apart["ms"]
+    parts = {
+        "step": times["first_order"],
+        "precondition": max(0.0, times["plain"] - times["first_order"]),
+        "factor": max(0.0, times["curvature"] - times["plain"]),
+    }
+    flags = " ".join(f"--{name}-ms {value:.1f}" for name, value in parts.items())
+    return f"thor plan --devices {apart['devices']} {flags} --measured {measured}"
 
 
 def _for_plan(line: Line) -> Line:

@@ -18,9 +18,10 @@ def bench(*arguments):
 def test_two_processes(tmp_path):
     out = tmp_path / "runs" / "ranks.json"
     size = ["--network", "lenet", "--batch", 2, "--rounds", 1]
-    job = bench(*size, "--processes", 2, "--strategies", "one", "--out", out)
+    job = bench(*size, "--processes", 2, "--strategies", "one", "apart", "--out", out)
     assert job.returncode == 0, job.stderr
-    (line,) = json.loads(out.read_text())["jobs"]
+    apart, line = json.loads(out.read_text())["jobs"]
+    assert apart["strategy"] == "apart" and not any(apart["bytes"].values())
     assert "2 processes, one: " in job.stdout
     weights, sent = 4 * 61706, line["bytes"]
     assert (sent["first_order"], sent["plain"]) == (weights, 2 * weights + 8)
@@ -29,6 +30,7 @@ def test_two_processes(tmp_path):
     (for_plan,) = json.loads((out.parent / "ranks-2.json").read_text())
     times = {f"{kind}_ms": line["ms"][kind] for kind in ("plain", "curvature", "refresh")}
     assert for_plan == {"devices": 2, "strategy": "one", **times}
+    assert f"thor plan --devices 2 --step-ms {apart['ms']['first_order']:.1f} --precondition-ms " in job.stdout
     again = bench(*size, "--processes", 2, "--strategies", "one", "--out", out)
     assert again.returncode == 0 and "2 processes, one: " not in again.stdout, "what is there is not measured again"
 
