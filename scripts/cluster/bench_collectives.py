@@ -2,8 +2,8 @@
 
     python scripts/cluster/bench_collectives.py [--processes 2 4] [--out network.json]
 
-For each number of processes msrun starts this file again as the workers. They run AllReduce, AllGather and Broadcast
-of float32 in compiled graphs, sizes from 4 KB to 32 MB, all sizes in turn and several rounds of it; a time is the
+For each number of processes msrun starts this file again as the workers. They run AllReduce and AllGather of
+float32 in compiled graphs, sizes from 4 KB to 32 MB, all sizes in turn and several rounds of it; a time is the
 median of the rounds, of the slowest rank. Latency and bandwidth are least squares over all of them (thor/scale/fit.py).
 More processes than cores compete for them, which no alpha and beta explain: a large residual says so, and a file for
 each number of processes (--processes 2, then --processes 4) predicts better. None says anything of a cluster.
@@ -49,24 +49,13 @@ class Collective(nn.Cell):
         return self.operation(x)
 
 
-class Broadcast(nn.Cell):
-    """From rank 0, compiled."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.operation = ops.Broadcast(0)
-
-    def construct(self, x: Tensor) -> Tensor:
-        return self.operation((x,))[0]
-
-
 def measure(rounds: int, sizes: tuple[int, ...]) -> list[Sample]:
     """On every rank: the same collectives in the same order; the slowest rank's medians."""
     from mindspore.communication import get_group_size
 
     ranks = get_group_size()
     gather = ops.AllGather()
-    cells = {"all_reduce": Collective(ops.AllReduce()), "all_gather": Collective(gather), "broadcast": Broadcast()}
+    cells = {"all_reduce": Collective(ops.AllReduce()), "all_gather": Collective(gather)}
     cases = []
     for name, cell in cells.items():
         for size in sizes:

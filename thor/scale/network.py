@@ -5,7 +5,6 @@
                         ring                      halving, doubling (p a power of two)
     all-reduce          2 (p-1), 2 (p-1)/p        2 log2 p, 2 (p-1)/p
     all-gather          (p-1), (p-1)/p            log2 p, (p-1)/p            bytes: of the gathered whole
-    broadcast           ceil(log2 p), ceil(log2 p): a tree
 
 (Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH", 2005.) For other p,
 halving takes the largest power of two below it; the other ranks hand their data over first and get the result last.
@@ -24,7 +23,7 @@ from typing import Any
 from first_order.checks import number
 from thor.blocks import check_int
 
-COLLECTIVES = ("all_reduce", "all_gather", "broadcast")
+COLLECTIVES = ("all_reduce", "all_gather")
 ALGORITHMS = ("ring", "halving")
 #: "auto": the faster of the two, as communication libraries choose.
 CHOICES = ("auto", *ALGORITHMS)
@@ -43,9 +42,6 @@ def hops_and_volume(collective: str, ranks: int, algorithm: str) -> tuple[float,
         raise ValueError(f"algorithm must be one of {', '.join(ALGORITHMS)}, but got {algorithm!r}")
     if ranks == 1:
         return 0.0, 0.0
-    if collective == "broadcast":
-        depth = math.ceil(math.log2(ranks))
-        return depth, depth
     passes = 2 if collective == "all_reduce" else 1  # all-reduce: reduce-scatter, then all-gather
     if algorithm == "ring":
         return passes * (ranks - 1), passes * (ranks - 1) / ranks
@@ -119,21 +115,6 @@ class Network:
             hops, volume = hops_and_volume(collective, ranks, algorithm)
             times.append(hops * link.alpha + volume * size * link.beta)
         return min(times)
-
-    def exchange(self, shares: Mapping[int, float]) -> float:
-        """Each rank's bytes to all ranks of the group ``shares``, in the cheapest of three ways.
-
-        One all-gather, for which all shares are padded to the largest; one broadcast from each rank that has some; one
-        all-reduce of everything, with zeros where another rank's share stands.
-        """
-        group, sizes = tuple(shares), Counter(size for size in shares.values() if size)
-        if not sizes:
-            return 0.0
-        return min(
-            self.seconds("all_gather", group, len(group) * max(sizes)),
-            sum(many * self.seconds("broadcast", group, size) for size, many in sizes.items()),
-            self.seconds("all_reduce", group, sum(shares.values())),
-        )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, as it is written."""

@@ -202,14 +202,16 @@ def _estimate(
     for piece in placement.pieces:
         factor = loads[piece.layer].factors["ag".index(piece.side)]
         inverted[piece.rank] += factor.piece_bytes(piece.last - piece.first)
-    rows = (dict(zip(grid.row_ranks(row), gradients, strict=True)) for row in range(grid.workers))
-    columns = ({rank: inverted[rank] for rank in grid.column_ranks(column)} for column in range(grid.columns))
+    # As thor does it: directions are summed, with zeros where others' stand; inverses gathered, padded to the longest.
+    rows = (grid.row_ranks(row) for row in range(grid.workers))
+    columns = (grid.column_ranks(column) for column in range(grid.columns))
+    gathered = ((column, len(column) * max(inverted[rank] for rank in column)) for column in columns)
     parts = Parts(
         **_common(loads, settings, network, grid.ranks),
         precondition=max(seconds),
-        spread_gradients=max(network.exchange(row) for row in rows),
+        spread_gradients=max(network.seconds("all_reduce", row, sum(gradients)) for row in rows),
         invert=max(placement.loads),
-        exchange_inverses=max(network.exchange(column) for column in columns),
+        exchange_inverses=max(network.seconds("all_gather", column, size) for column, size in gathered),
     )
     memory = sum(load.estimate_bytes for load in loads) + int(max(inverses))
     return Estimate(grid.ranks, name, grid.workers, parts, _per_step(parts, settings), memory)

@@ -28,8 +28,6 @@ def uniform(**settings):
         ("all_reduce", "halving", 6, (4 + 2, 1.5 + 2)),  # four of them, and two that hand over and get back
         ("all_gather", "ring", 4, (3, 0.75)),
         ("all_gather", "halving", 4, (2, 0.75)),
-        ("broadcast", "ring", 5, (3, 3)),
-        ("broadcast", "halving", 8, (3, 3)),
     ],
 )
 def test_hops_and_volume_by_hand(collective, algorithm, ranks, wanted):
@@ -51,9 +49,9 @@ def test_an_all_reduce_costs_at_least_the_bandwidth_bound(ranks, size):
 
 def test_a_group_within_a_node_has_the_links_of_the_node_wherever_it_lies():
     network = Network.uniform(Link(ALPHA, BETA), Link(10 * ALPHA, 10 * BETA), node=4)
-    inside = network.seconds("broadcast", (4, 5, 6, 7), 1e6)
-    assert inside == uniform().seconds("broadcast", range(4), 1e6)
-    assert network.seconds("broadcast", (3, 4, 5, 6), 1e6) == pytest.approx(10 * inside)
+    inside = network.seconds("all_gather", (4, 5, 6, 7), 1e6)
+    assert inside == uniform().seconds("all_gather", range(4), 1e6)
+    assert network.seconds("all_gather", (3, 4, 5, 6), 1e6) == pytest.approx(10 * inside)
 
 
 def test_an_all_reduce_over_nodes_may_go_by_node_first():
@@ -73,18 +71,6 @@ def test_a_faster_link_between_nodes_is_used_flat():
     assert network.seconds("all_reduce", (0, 4), 1e6) == Network.uniform(Link(ALPHA, 2 * BETA)).seconds(
         "all_reduce", (0, 4), 1e6
     )
-
-
-@given(st.dictionaries(st.integers(0, 40), SIZES, min_size=1, max_size=12))
-def test_an_exchange_is_never_dearer_than_any_way_to_do_it(shares):
-    network, group = uniform(), tuple(shares)
-    cost = network.exchange(shares)
-    slack = 1 + 1e-9
-    assert cost <= slack * sum(network.seconds("broadcast", group, size) for size in shares.values() if size)
-    assert cost <= slack * network.seconds("all_gather", group, len(group) * max(shares.values()))
-    assert cost <= slack * network.seconds("all_reduce", group, sum(shares.values()))
-    if len(group) == 1 or not any(shares.values()):
-        assert cost == 0
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -146,9 +132,9 @@ GOOD = Network.uniform(Link(ALPHA, BETA)).to_dict()
         (json.dumps(GOOD | {"node": 0}), ("node must be at least 1", "0")),
         (json.dumps(GOOD | {"links": None}), ("links must be given",)),
         (json.dumps(GOOD | {"algorithm": "tree"}), ("algorithm must be one of auto, ring, halving", "'tree'")),
-        (json.dumps(GOOD | {"links": {"broadcast": {"alpha": 1, "beta": 1}}}), ("all_reduce, all_gather, broadcast",)),
+        (json.dumps(GOOD | {"links": {"all_gather": {"alpha": 1, "beta": 1}}}), ("all_reduce, all_gather",)),
         (
-            json.dumps(GOOD | {"links": GOOD["links"] | {"broadcast": {"alpha": -1, "beta": 1}}}),
+            json.dumps(GOOD | {"links": GOOD["links"] | {"all_gather": {"alpha": -1, "beta": 1}}}),
             ("alpha must be finite and at least 0", "-1"),
         ),
         (json.dumps({key: value for key, value in GOOD.items() if key != "node"}), ("KeyError", "node")),
@@ -170,5 +156,5 @@ def test_unknown_names_are_refused(collective, algorithm):
 
 
 def test_no_collective_costs_less_than_a_latency():
-    assert uniform().seconds("broadcast", range(2), 0) == ALPHA
+    assert uniform().seconds("all_gather", range(2), 0) == ALPHA
     assert math.isclose(uniform().seconds("all_reduce", range(2), 0), 2 * ALPHA)
