@@ -182,7 +182,7 @@ def loss_fn(output, target):
 
 
 @st.composite
-def dense_layers(draw, inputs: int, most: int, outputs: int | None = None) -> list[Layer]:
+def dense_layers(draw, inputs: int, most: int) -> list[Layer]:
     """1 to ``most`` dense layers, now and then a LayerNorm before one."""
     found: list[Layer] = []
     for _ in range(draw(st.integers(1, most))):

@@ -22,7 +22,7 @@ from tests.thor.random_networks import batches, build, loss_fn, plans
 
 CASES = int(os.environ.get("THOR_FUZZ_CASES", "0"))
 FUZZ = settings(
-    max_examples=CASES or 20, deadline=None, derandomize=not CASES, database=None,
+    max_examples=CASES or 10, deadline=None, derandomize=not CASES, database=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )  # fmt: skip
 EPSILON = float(np.finfo(np.float32).eps)
@@ -154,7 +154,7 @@ def test_factors_equal_the_gram_matrices_of_what_each_layer_saw_and_sent_back(pl
                 if starts[name][k][side] is not None:
                     condition = wanted.probe_condition(ordered(plan, layer, sums)[0].matrix if side == 0 else
                                                        sums.matrix, starts[name][k][side])  # fmt: skip
-                # float32 sums of at most 200 rows, most of rounding errors that cancel
+                # float32 sums of at most 200 rows, whose roundings mostly cancel; a probe adds its condition number
                 scale = 100 * EPSILON * condition * max(np.abs(sums.matrix).max(), 1e-30)
                 close(ours, target_, scale, f"{name}, {'AG'[side]}, group {k}")
 
@@ -244,19 +244,19 @@ def test_under_large_damping_the_direction_is_the_gradients(plan):
 @given(plans())
 def test_a_loaded_state_goes_on_bit_for_bit(plan):
     rule = {"lr": 0.01, "momentum": 0.9, "interval": 2, "factor_interval": 1, "factor_decay": 0.9}
-    net, data = draw(plan, 6)
+    net, data = draw(plan, 4)
     optimizer, step = optimize(plan, net, **rule)
     other = build(plan)
     fresh, other_step = optimize(plan, other, **rule)
     with convolutions(plan):
-        for pair in data[:3]:
+        for pair in data[:2]:
             step(*pair)
         with tempfile.TemporaryDirectory() as folder:
             ms.save_checkpoint(net, f"{folder}/net.ckpt")
             ms.save_checkpoint(optimizer.state(), f"{folder}/thor.ckpt")
             ms.load_param_into_net(other, ms.load_checkpoint(f"{folder}/net.ckpt"))
             fresh.load(ms.load_checkpoint(f"{folder}/thor.ckpt"))
-        for pair in data[3:]:
+        for pair in data[2:]:
             assert step(*pair).asnumpy().tobytes() == other_step(*pair).asnumpy().tobytes()
     for one, two in ((net, other), (optimizer, fresh)):
         theirs = values(two)
