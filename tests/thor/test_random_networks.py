@@ -22,9 +22,10 @@ from tests.thor.random_networks import batches, build, loss_fn, plans
 
 CASES = int(os.environ.get("THOR_FUZZ_CASES", "0"))
 FUZZ = settings(
-    max_examples=CASES or 10, deadline=None, derandomize=not CASES, database=None,
+    max_examples=CASES or 6, deadline=None, derandomize=not CASES, database=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )  # fmt: skip
+FUZZ_STEPS = settings(FUZZ, max_examples=CASES // 3 + 1 if CASES else 3)  # six steps a network instead of one
 EPSILON = float(np.finfo(np.float32).eps)
 
 
@@ -240,7 +241,7 @@ def test_under_large_damping_the_direction_is_the_gradients(plan):
         np.testing.assert_allclose(np.linalg.norm(moved), size, rtol=1e-2, err_msg=name)
 
 
-@FUZZ
+@FUZZ_STEPS
 @given(plans())
 def test_a_loaded_state_goes_on_bit_for_bit(plan):
     rule = {"lr": 0.01, "momentum": 0.9, "interval": 2, "factor_interval": 1, "factor_decay": 0.9}
