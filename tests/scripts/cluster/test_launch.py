@@ -27,13 +27,13 @@ SHARED["grad_worker_fraction"] = 0.0
 FAULTY = ROOT / "tests" / "scripts" / "cluster" / "faulty.py"
 
 
-def start(folder: Path, fault: str, *options: str, epochs: int = 2) -> subprocess.Popen:
-    """THOR, ten steps an epoch, a checkpoint each three; rank 1 has the fault before step 8, 7 being done."""
+def start(folder: Path, fault: str, *options: str, epochs: int = 2, after: int = 7) -> subprocess.Popen:
+    """THOR, ten steps an epoch, a checkpoint each three; rank 1 has the fault when some steps are done."""
     settings = tiny_settings(folder, "thor", fault, checkpoint_every=3, epochs=epochs, thor=SHARED)
     save_config(settings, folder / f"{fault}.yaml")
     command = [sys.executable, str(ROOT / "scripts/cluster/launch.py"), "--devices", "2", *options]
     command += ["--log-dir", str(folder / f"log-{fault}"), "--script", str(FAULTY), "--"]
-    command += [fault, "7", "--config", str(folder / f"{fault}.yaml")]
+    command += [fault, str(after), "--config", str(folder / f"{fault}.yaml")]
     return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -61,17 +61,17 @@ def wait_until(condition: Callable[[], object], seconds: float = 120) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "options", "message"),
+    ("fault", "after", "options", "message"),
     [
-        # more than a loaded machine compiles for, less than a collective waits
-        ("stop", ["--hang-seconds", "20"], r"is stopped by a signal \(SIGSTOP\): no sign of life for \d+ s"),
-        ("raise", [], "ValueError: the sky has fallen"),
+        # after the first compilation, which counts as starting, and before that of the plain step, which may take long
+        ("stop", 3, ["--hang-seconds", "10"], r"is stopped by a signal \(SIGSTOP\): no sign of life for \d+ s"),
+        ("raise", 7, [], "ValueError: the sky has fallen"),
     ],
 )
-def test_one_line_names_rank_and_cause(tmp_path, fault, options, message):
-    status, _, errors = ended(start(tmp_path, fault, *options))
+def test_one_line_names_rank_and_cause(tmp_path, fault, after, options, message):
+    status, _, errors = ended(start(tmp_path, fault, *options, after=after))
     assert status == 1
-    assert re.fullmatch(rf"error: rank 1 after step 7 \(step\): {message} \[.*worker_1\.log\]\n", errors)
+    assert re.fullmatch(rf"error: rank 1 after step {after} \(step\): {message} \[.*worker_1\.log\]\n", errors)
 
 
 def test_a_killed_worker_costs_nothing_but_time(tmp_path):
