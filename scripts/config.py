@@ -64,7 +64,7 @@ def read_yaml(path: Path, children: tuple[Path, ...] = ()) -> dict[str, Any]:
     values = _read_one(path)
     bases = values.pop("base", [])
     bases = [bases] if isinstance(bases, str) else bases
-    if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):
+    if not isinstance(bases, list) or not all(isinstance(base, str) and "\0" not in base for base in bases):
         raise UserError(f"{path}: base = {bases!r}: must be a file, or a list of files")
     family = (*children, path.resolve())
     merged: dict[str, Any] = {}
