@@ -7,7 +7,7 @@ import pytest
 from tests.fuzz.cases import bench, cases_of
 from tests.fuzz.targets import TARGETS
 
-CASES = int(os.environ.get("THOR_FUZZ_CASES", "20"))
+CASES = int(os.environ.get("THOR_FUZZ_CASES", "10"))
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
