@@ -67,13 +67,13 @@ def checked(tensors: Path, description: Path) -> Position:
         raise _damaged(description, f"not JSON: {error}", tensors) from None
     if not isinstance(values, dict):
         raise _damaged(description, "holds no description of a checkpoint", tensors)
-    stored = values.pop(CHECKSUM, None)  # checkpoints of earlier versions have none: their size has to do
+    stored = values.pop(CHECKSUM, None)
     if not tensors.is_file():
         raise UserError(f"{tensors} is missing (all hosts of a job need the same folder)")
     size = tensors.stat().st_size
     if values.get(BYTES) != size:
         raise _damaged(tensors, f"{size} bytes, and should have {values.get(BYTES)}", tensors)
-    if stored is not None and stored != _checksum(tensors, values):
+    if stored != _checksum(tensors, values):
         raise _damaged(tensors, f"its checksum and that in {description.name} differ", tensors)
     del values[BYTES]
     return _position(values, tensors, description)
