@@ -7,7 +7,7 @@ PHOTOGRAPHS := foolbox==3.3.4
 BASE   := $(shell command -v python3.11 || command -v python3)
 
 .DEFAULT_GOAL := help
-.PHONY: help train test lint data bench docs lock clean
+.PHONY: help train test fuzz lint data bench docs lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -17,6 +17,9 @@ train: data ## train a small network with THOR, then with Momentum; table, curve
 
 test: data ## run the tests
 	$(PYTHON) -m pytest -n 2 --dist loadfile
+
+fuzz: $(STAMP) ## spoil files of every kind, 2000 times each: what is read, refused, not survived (20 minutes)
+	$(PYTHON) -m tests.fuzz.figures 2000
 
 lint: $(STAMP) ## ruff (rules and format) and mypy
 	$(PYTHON) -m ruff check .

@@ -1,8 +1,8 @@
 """Checkpoints of a run: all tensors, and where the run stands; the newest few and the best are kept.
 
 Each is a pair `step-N.ckpt` and `step-N.json`. Both are written under temporary names; the .json is renamed last, and a
-checkpoint without it does not count. So a run that is killed at any moment leaves its newest complete checkpoint.
-`best.ckpt` and `best.json` are that of the best evaluation so far.
+checkpoint without it does not count. So a run that is killed at any moment, or whose disk is full, leaves its newest
+complete checkpoint. `best.ckpt` and `best.json` are that of the best evaluation so far.
 """
 
 from __future__ import annotations
@@ -11,61 +11,48 @@ import json
 import os
 import shutil
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import mindspore as ms
 from mindspore import Parameter, Tensor, nn
 
-from scripts.errors import UserError
+from scripts.errors import UserError, writing
+from scripts.position import Position, checked, describe
 from thor import THOR
 
 CHECKPOINT_SUFFIXES = (".ckpt", ".json")
 BEST = "best"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Position:
-    """Where a run stands.
-
-    Attributes:
-        step: Steps done since the start.
-        epoch: Epochs completed.
-        step_in_epoch: Steps done in the epoch under way.
-        seconds: Training time so far.
-        seed: Seed of the run.
-        loss_sum: Sum of the losses of the epoch under way.
-        best: The best value of the metric so far.
-        best_step: The step that it was found after.
-        phases: Steps and seconds spent in each phase of the run.
-    """
-
-    step: int = 0
-    epoch: int = 0
-    step_in_epoch: int = 0
-    seconds: float = 0.0
-    seed: int = 0
-    loss_sum: float = 0.0
-    best: float | None = None
-    best_step: int = 0
-    phases: dict[str, list[float]] = field(default_factory=dict)
-
-
 def save(folder: Path, tensors: list[dict[str, Any]], position: Position, keep: int) -> None:
     """Write a checkpoint of `tensors_of` the cells, then remove all but the newest `keep`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    name = _name(position.step)
-    temporary = folder / "writing.ckpt"
-    ms.save_checkpoint(tensors, str(temporary))
-    description = {**asdict(position), "bytes": temporary.stat().st_size}
-    os.replace(temporary, folder / f"{name}.ckpt")
-    _write(folder / f"{name}.json", description)
-    if position.best_step == position.step and position.best is not None:
-        _keep_as_best(folder, name, description)
+    before = last_step(folder)
+    saved = (
+        "there is no earlier one" if before is None else f"that of step {before} is whole, and --resume goes on from it"
+    )
+    try:
+        with writing(folder, f"the checkpoint of step {position.step} is not saved; {saved}"):
+            _write_pair(folder, tensors, position)
+    except BaseException:
+        for path in folder.glob("writing.*"):  # what is half written takes room that the disk may lack
+            path.unlink()
+        raise
     for old in complete(folder)[:-keep]:
         old.unlink()
         old.with_suffix(".ckpt").unlink(missing_ok=True)
+
+
+def _write_pair(folder: Path, tensors: list[dict[str, Any]], position: Position) -> None:
+    """Tensors, the best ones, description: in this order a break between any two of them is mended by resuming."""
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary, path = folder / "writing.ckpt", folder / f"{_name(position.step)}.ckpt"
+    ms.save_checkpoint(tensors, str(temporary))
+    description = describe(position, temporary)
+    os.replace(temporary, path)
+    if position.best_step == position.step and position.best is not None:
+        _keep_as_best(path, description)
+    _write(path.with_suffix(".json"), description)
 
 
 def last_step(folder: Path) -> int | None:
@@ -77,19 +64,9 @@ def last_step(folder: Path) -> int | None:
 def load(folder: Path, step: int, cells: tuple[nn.Cell, ...]) -> Position:
     """Bring the cells to the checkpoint of a step; where the run stands there."""
     path = folder / f"{_name(step)}.ckpt"
-    try:
-        description = json.loads(path.with_suffix(".json").read_text())
-    except FileNotFoundError:
-        raise UserError(
-            f"nothing to resume: {path.with_suffix('.json')} is missing (all hosts of a job need the same folder)"
-        ) from None
-    if not path.is_file():
-        raise UserError(f"nothing to resume: {path} is missing")
-    size = description.pop("bytes")
-    if path.stat().st_size != size:
-        raise UserError(f"{path}: {path.stat().st_size} bytes, and should have {size}; remove it to use the one before")
+    position = checked(path, path.with_suffix(".json"))
     _load(path, cells)
-    return Position(**description)
+    return position
 
 
 def clear(folder: Path) -> None:
@@ -101,7 +78,7 @@ def clear(folder: Path) -> None:
 
 def complete(folder: Path) -> list[Path]:
     """The .json files of complete checkpoints, oldest first."""
-    return sorted(folder.glob("step-*.json"))
+    return sorted(path for path in folder.glob("step-*.json") if path.with_suffix(".ckpt").is_file())
 
 
 def _name(step: int) -> str:
@@ -122,6 +99,9 @@ def load_network(path: Path, network: nn.Cell) -> str:
     """Bring a network to a checkpoint's averaged weights, or to its weights where it has no averages; which of both."""
     from scripts.averages import PREFIX
 
+    description = path.with_suffix(".json")
+    if description.is_file():
+        checked(path, description)
     tensors = _read(path)
     averages = {name.removeprefix(PREFIX): value for name, value in tensors.items() if name.startswith(PREFIX)}
     values = {**tensors, **{name: Parameter(Tensor(value), name=name) for name, value in averages.items()}}
@@ -132,16 +112,20 @@ def load_network(path: Path, network: nn.Cell) -> str:
     return "averaged weights" if averages else "weights"
 
 
-def _keep_as_best(folder: Path, name: str, description: dict[str, Any]) -> None:
-    """Make a checkpoint the best one. A file system without links gets a copy."""
-    temporary = folder / "writing.best"
+def _keep_as_best(path: Path, description: dict[str, Any]) -> None:
+    """Make a checkpoint the best one. A file system without links gets a copy.
+
+    The old description goes first: between the two renames it would call the new tensors damaged.
+    """
+    best, temporary = path.with_name(f"{BEST}.ckpt"), path.with_name("writing.best")
     temporary.unlink(missing_ok=True)
     try:
-        os.link(folder / f"{name}.ckpt", temporary)
+        os.link(path, temporary)
     except OSError:
-        shutil.copyfile(folder / f"{name}.ckpt", temporary)
-    os.replace(temporary, folder / f"{BEST}.ckpt")
-    _write(folder / f"{BEST}.json", description)
+        shutil.copyfile(path, temporary)
+    best.with_suffix(".json").unlink(missing_ok=True)
+    os.replace(temporary, best)
+    _write(best.with_suffix(".json"), description)
 
 
 def _write(path: Path, description: dict[str, Any]) -> None:

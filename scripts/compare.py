@@ -19,8 +19,9 @@ from rich.table import Table  # noqa: E402
 
 from scripts.errors import UserError, run_program  # noqa: E402
 from scripts.plot import METRICS_OF_TEST, draw_scores  # noqa: E402
-from scripts.recorder import Line, median_of_steps, read_metrics  # noqa: E402
+from scripts.recorder import METRICS, median_of_steps, read_metrics  # noqa: E402
 from scripts.restore import settings_of  # noqa: E402
+from thor.run_lines import Line  # noqa: E402
 
 WIDTH = 120  # of the table where no terminal says how wide it is
 
@@ -66,6 +67,8 @@ def read_result(folder: Path, name: str) -> Result:
     if not evaluations:
         raise UserError(f"{folder}: has no evaluation yet (no metrics.jsonl with test results)")
     key = next(key for key in METRICS_OF_TEST if key in evaluations[0])
+    if not all(key in line for line in evaluations):
+        raise UserError(f"{folder / METRICS}: has {key} in some evaluations, and not in others")
     return Result(name, settings_of(folder).optimizer, key, evaluations, median_of_steps(lines))
 
 

@@ -64,7 +64,7 @@ def read_yaml(path: Path, children: tuple[Path, ...] = ()) -> dict[str, Any]:
     values = _read_one(path)
     bases = values.pop("base", [])
     bases = [bases] if isinstance(bases, str) else bases
-    if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):
+    if not isinstance(bases, list) or not all(isinstance(base, str) and "\0" not in base for base in bases):
         raise UserError(f"{path}: base = {bases!r}: must be a file, or a list of files")
     family = (*children, path.resolve())
     merged: dict[str, Any] = {}
@@ -93,7 +93,7 @@ def _read_one(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: no such file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read ({error})") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # a ValueError: a date that is none, as 2001-99-99
         raise UserError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
     if values is None:
         return {}
@@ -116,7 +116,7 @@ def parse_overrides(arguments: Sequence[str]) -> Iterator[tuple[str, Any]]:
             text = rest.pop(0)
         try:
             yield key.replace("-", "_"), yaml.load(text, _Loader)
-        except yaml.YAMLError:
+        except (yaml.YAMLError, ValueError, RecursionError):
             raise UserError(f"--{key}: {text!r} is not a valid value") from None
 
 

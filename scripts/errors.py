@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 USAGE_ERROR = 2
 INTERRUPTED = 130  # ended early by the user, as a shell has it for Ctrl-C
@@ -11,6 +13,21 @@ INTERRUPTED = 130  # ended early by the user, as a shell has it for Ctrl-C
 
 class UserError(Exception):
     """Something the user can mend. Its message says what is wrong and what to do; no traceback is shown."""
+
+
+@contextmanager
+def writing(path: Path, lost: str) -> Iterator[None]:
+    """Around what writes a file: a full disk is the user's to mend, and no reason for a traceback.
+
+    Args:
+        path: The file, or the folder that it goes to.
+        lost: What is not there now, and what is.
+    """
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise UserError(f"{path}: cannot be written ({reason}): {lost}; make room there, then go on") from error
 
 
 def run_program(main: Callable[[], int]) -> None:

@@ -101,6 +101,7 @@ def _scores(axes: Axes, runs: dict[str, Lines], x: str, label: str) -> None:
         found = [line for line in lines if line["kind"] in ("epoch", "eval") and "test_loss" in line]
         key = next((key for key in METRICS_OF_TEST if any(key in line for line in found)), "test_accuracy")
         metric = METRICS_OF_TEST[key]
+        found = [line for line in found if key in line]
         scores = [metric.factor * line[key] for line in found]
         style: dict[str, Any] = {"marker": "o", "markersize": 4, "linewidth": 1.6}
         axes.plot([line[x] for line in found], scores, STYLES[number % 4], label=name, **style)

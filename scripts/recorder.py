@@ -8,14 +8,16 @@ import os
 import statistics
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from scripts.errors import UserError
+from scripts.errors import UserError, writing
+from thor.run_lines import DECISIONS, Line, LinesError, read_lines
 
 METRICS = "metrics.jsonl"
 SUMMARY = "summary.json"
-DECISIONS = ("UPDATE", "KEEP", "STOP")
+LOST = "the newest lines are lost, those up to the last checkpoint are there and --resume goes on from it"
 
 # The CSV files, which kinds of lines go into each, and its columns: a table has the same ones from the first line on.
 TABLES = {
@@ -27,8 +29,6 @@ TABLES = {
     "refreshes.csv": (("refresh",), ("step", "layer", "trace", "change", "decision")),
 }
 
-Line = dict[str, Any]
-
 
 class Recorder:
     """Appends lines to a run's files; each has `kind`: step, eval, epoch, refresh or ranks."""
@@ -36,13 +36,14 @@ class Recorder:
     def __init__(self, folder: Path, resume_at: int | None = None, tensorboard: bool = False) -> None:
         """Start new files, or go on behind the lines of step `resume_at`."""
         kept = [line for line in read_metrics(folder) if line["step"] <= resume_at] if resume_at is not None else []
-        path = folder / METRICS
-        _write_whole(path, "".join(json.dumps(line) + "\n" for line in kept))
-        self._file = path.open("a")
-        self._tables = [_Table(folder / name, *about) for name, about in TABLES.items()]
-        for line in kept:
-            for table in self._tables:
-                table.write(line)
+        self._path = folder / METRICS
+        with writing(self._path, "nothing is trained yet, and what was there is whole"):
+            _write_whole(self._path, "".join(json.dumps(line) + "\n" for line in kept))
+            self._file = self._path.open("a")
+            self._tables = [_Table(folder / name, *about) for name, about in TABLES.items()]
+            for line in kept:
+                for table in self._tables:
+                    table.write(line)
         self._board = _board(folder, resume_at) if tensorboard else None
 
     def step(self, **values: Any) -> None:
@@ -69,24 +70,26 @@ class Recorder:
 
     def flush(self) -> None:
         """Bring all lines to the files."""
-        self._file.flush()
-        for table in self._tables:
-            table.file.flush()
+        with writing(self._path, LOST):
+            self._file.flush()
+            for table in self._tables:
+                table.file.flush()
         if self._board is not None:
             self._board.flush()
 
     def close(self) -> None:
-        """Flush, and close the files."""
-        self._file.close()
-        for table in self._tables:
-            table.file.close()
-        if self._board is not None:
-            self._board.close()
+        """Flush, and close the files, all of them even where one cannot be written."""
+        with writing(self._path, LOST), ExitStack() as closing:
+            if self._board is not None:
+                closing.callback(self._board.close)
+            for file in (*(table.file for table in self._tables), self._file):
+                closing.callback(file.close)
 
     def _write(self, line: Line) -> None:
-        self._file.write(json.dumps(line) + "\n")
-        for table in self._tables:
-            table.write(line)
+        with writing(self._path, LOST):
+            self._file.write(json.dumps(line) + "\n")
+            for table in self._tables:
+                table.write(line)
         if self._board is not None:
             _to_board(self._board, line)
         if line["kind"] == "epoch":
@@ -146,12 +149,14 @@ def _to_board(board: Any, line: Line) -> None:
 
 
 def read_metrics(folder: Path) -> list[Line]:
-    """All complete lines of a run."""
+    """All complete lines of a run, checked."""
     path = folder / METRICS
     if not path.is_file():
         return []
-    text = path.read_text()
-    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+    try:
+        return read_lines(path)
+    except LinesError as error:
+        raise UserError(str(error)) from None
 
 
 def median_of_steps(lines: Iterable[Line]) -> float | None:
@@ -180,7 +185,8 @@ def write_summary(folder: Path, about: Line) -> Line:
     if shared:
         waits = [max(seconds) - min(seconds) for seconds in shared]  # of the fastest rank for the slowest
         summary["skew"] = {"refreshes": len(waits), "median_s": statistics.median(waits), "max_s": max(waits)}
-    _write_whole(folder / SUMMARY, json.dumps(summary, indent=1) + "\n")
+    with writing(folder / SUMMARY, "all else of the run is there, and --resume makes it anew"):
+        _write_whole(folder / SUMMARY, json.dumps(summary, indent=1) + "\n")
     return summary
 
 

@@ -19,14 +19,14 @@ from rich.console import Console
 from scripts import checkpoint, heartbeat
 from scripts.averages import WeightAverage
 from scripts.build import build, make_convolutions_fast, select_device, whole_steps
-from scripts.checkpoint import Position
 from scripts.config import differences, load_config, save_config
-from scripts.errors import UserError
+from scripts.errors import UserError, writing
 from scripts.evaluation import Evaluator, Scores
 from scripts.feeds import Feeds
 from scripts.heartbeat import Heart
 from scripts.optimizers import Stepper, build_stepper
 from scripts.phases import Phases
+from scripts.position import Position
 from scripts.progress import ProgressDisplay
 from scripts.ranks import Ranks, announced_rank, join, with_ranks
 from scripts.recorder import Recorder, Unrecorded, write_summary
@@ -91,10 +91,11 @@ def train(settings: TrainSettings, resume: bool | str = False, console: Console 
     else:
         ranks.copy_first(list(run.network.get_parameters()))  # a factory of the user's may draw without the seed
     if start < 0 and ranks.leads:
-        folder.mkdir(parents=True, exist_ok=True)
-        checkpoint.clear(folder / CHECKPOINTS)
-        (folder / "summary.json").unlink(missing_ok=True)
-        save_config(with_ranks(settings), folder / CONFIG)
+        with writing(folder, "nothing is trained yet"):
+            folder.mkdir(parents=True, exist_ok=True)
+            checkpoint.clear(folder / CHECKPOINTS)
+            (folder / "summary.json").unlink(missing_ok=True)
+            save_config(with_ranks(settings), folder / CONFIG)
     resumed_at = start if start >= 0 else None
     recorder = Recorder(folder, resumed_at, settings.tensorboard) if ranks.leads else Unrecorded()
     try:

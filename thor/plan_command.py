@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.table import Table
 
 from first_order.checks import number
 from thor.blocks import SPLITS, BlockPlan, check_int
@@ -16,7 +18,7 @@ from thor.options import GATHERS_PER_INTERVAL
 from thor.profile.records import Profile
 from thor.scale import report
 from thor.scale.network import Link, Network
-from thor.scale.simulate import Settings, simulate
+from thor.scale.simulate import Estimate, Settings, simulate
 from thor.scale.workload import layer_loads
 
 console = Console()
@@ -89,12 +91,11 @@ def plan_command(
     else:
         inside, between = _link("", latency_us, bandwidth), _link("-between", latency_between_us, bandwidth_between)
         links = Network.uniform(inside, between, node=node, algorithm=algorithm)
-    times = _read_measured(measured) if measured is not None else []
     found = Profile.load(profile)
     plan = BlockPlan(block_size=found.crossing().chosen if block_size is None else block_size, split=split)
     loads = layer_loads(found, plan)
     estimates = [each for count in counts for each in simulate(loads, settings, links, count, shares)]
-    compared = report.comparison(estimates, times) if times else None
+    beside = compared(estimates, measured) if measured is not None else None
     name = found.settings.get("network", profile.stem)
     about = f"{name}, {plan.describe()}, inverses of {found.environment['device']}, refresh every {interval} steps"
     console.print(about, markup=False, highlight=False)
@@ -103,8 +104,8 @@ def plan_command(
         console.print(line, markup=False, highlight=False)
     for line in _assumed(settings, factor_ms is None, precondition_ms is None, network):
         console.print(line, style="yellow", markup=False, highlight=False)
-    if compared is not None:
-        console.print(compared)
+    if beside is not None:
+        console.print(beside)
     if out is not None:
         picture = out.with_suffix(".png")
         report.draw(estimates, picture, about)
@@ -132,16 +133,22 @@ def _link(which: str, latency_us: float, bandwidth: float) -> Link:
     return Link(latency_us * 1e-6, 1e-9 / bandwidth)
 
 
+def compared(estimates: Sequence[Estimate], path: Path) -> Table:
+    """Predictions beside the measured steps of a file; a ValueError names the file."""
+    try:
+        return report.comparison(estimates, _read_measured(path))
+    except ValueError as error:
+        raise ValueError(f"--measured {path}: {error}") from error
+
+
 def _read_measured(path: Path) -> list[dict[str, Any]]:
     """A list of measured steps; what a line must hold, report.comparison says."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"--measured {path}: cannot be read as JSON: {error}") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"cannot be read as JSON: {error}") from error
     if not isinstance(data, list) or not data or not all(isinstance(line, dict) for line in data):
-        raise ValueError(
-            f'--measured {path}: must be a list, as in [{{"devices": 2, "strategy": "all", "plain_ms": 210.0}}]'
-        )
+        raise ValueError('must be a list, as in [{"devices": 2, "strategy": "all", "plain_ms": 210.0}]')
     return data
 
 

@@ -6,14 +6,13 @@ import io
 import itertools
 import re
 from collections.abc import Sequence
-from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-Line = dict[str, Any]
+from thor.run_lines import Line
 
 #: What a line of results may have, and how it is called.
 RESULTS = {

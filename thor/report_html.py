@@ -16,8 +16,7 @@ from typing import Any
 
 from thor import report_figures as figures
 from thor.profile.target import UsageError
-
-Line = dict[str, Any]
+from thor.run_lines import Line, LinesError, read_lines
 
 _STYLE = """
 :root { color-scheme: light; }
@@ -54,24 +53,41 @@ def read(folder: Path) -> RunFiles:
     metrics = folder / "metrics.jsonl"
     if not metrics.is_file():
         raise UsageError(f"{folder}: no run to report on, {metrics.name} is missing")
-    text = metrics.read_text(encoding="utf-8")
-    lines = []
-    for number, line in enumerate(text[: text.rfind("\n") + 1].splitlines(), start=1):
-        try:
-            lines.append(json.loads(line))
-        except json.JSONDecodeError as error:
-            raise UsageError(f"{metrics}, line {number}: not JSON ({error.msg})") from None
+    try:
+        lines = read_lines(metrics)
+    except LinesError as error:
+        raise UsageError(str(error)) from None
     if not lines:
         raise UsageError(f"{metrics}: holds no complete line yet")
     summary, config = folder / "summary.json", folder / "config.yaml"
-    about = json.loads(summary.read_text(encoding="utf-8")) if summary.is_file() else {}
-    configuration = config.read_text(encoding="utf-8") if config.is_file() else ""
+    about = _read_summary(summary) if summary.is_file() else {}
+    # It is shown, and not used: bytes that are no text are shown as such.
+    configuration = config.read_text(encoding="utf-8", errors="replace") if config.is_file() else ""
     return RunFiles(folder.resolve().name, lines, about, configuration)
+
+
+def _read_summary(path: Path) -> dict[str, Any]:
+    """What summary.json holds, which must be a JSON object."""
+    try:
+        about = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError(f"{path}: cannot be read as JSON: {error}; without it there is a report too") from None
+    if not isinstance(about, dict):
+        raise UsageError(f"{path}: no summary of a run; without it there is a report too")
+    return about
 
 
 def write(folder: Path, out: Path | None = None) -> Path:
     """Write the page of a run, ``report.html`` in its folder unless told otherwise; where it is."""
-    page = render(read(folder))
+    run = read(folder)
+    try:
+        page = render(run)
+    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        # The lines have been checked, so it is the summary.
+        summary, why = folder / "summary.json", f"{type(error).__name__}: {error}"
+        raise UsageError(
+            f"{summary}: a part is missing or wrong ({why}); without the file there is a report too"
+        ) from error
     target = out or folder / "report.html"
     target.write_text(page, encoding="utf-8")
     return target

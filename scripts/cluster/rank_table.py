@@ -149,7 +149,7 @@ def read(path: Path) -> RankTable:
         values = json.loads(path.read_text())
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read ({error})") from None
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: not valid JSON: {error}") from None
     return validate(values, str(path))
 

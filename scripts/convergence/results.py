@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scripts.convergence.tasks import Task
-from scripts.recorder import SUMMARY, Line, read_metrics
+from scripts.recorder import SUMMARY, read_metrics
+from thor.run_lines import Line
 
 
 @dataclass(frozen=True)

@@ -131,7 +131,7 @@ def test_a_kill_before_the_last_rename_leaves_the_checkpoint_before(tmp_path, mo
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", killed)
-        with pytest.raises(OSError, match="killed"):
+        with pytest.raises(UserError, match="cannot be written .killed.: .* that of step 10 is whole"):
             train(settings, console=quiet())
     run = train(settings, resume=True, console=quiet())
     assert run.finished and run.position.step == 20

@@ -156,7 +156,7 @@ class Profile:
             ) from None
         except (OSError, UnicodeDecodeError) as error:
             raise ProfileError(f"{path}: cannot be read: {error}") from error
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:  # also of a number with thousands of digits
             raise ProfileError(f"{path}: corrupt or truncated JSON ({error}); measure it again") from error
         profile = cls.from_dict(data, str(path))
         if not profile.complete and not partial:
@@ -189,7 +189,7 @@ class Profile:
                 layers=[_layer(value) for value in data["layers"]], complete=bool(data["complete"]),
             )  # fmt: skip
             profile._check()
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise ProfileError(f"{source}: a part is missing or wrong: {type(error).__name__}: {error}") from error
         return profile
 

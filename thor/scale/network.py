@@ -129,7 +129,7 @@ class Network:
             raise NetworkError(
                 f"{path}: no such file; measure one with: python scripts/cluster/bench_collectives.py --out {path}"
             ) from None
-        except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise NetworkError(f"{path}: cannot be read as JSON: {error}") from error
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise NetworkError(f"{path}: not measured collectives of thor (no format = {FORMAT!r})")
@@ -141,5 +141,5 @@ class Network:
             if inside is None:
                 raise ValueError("links must be given")
             return cls(inside, outside, data["node"], data["algorithm"])
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise NetworkError(f"{path}: a part is missing or wrong: {type(error).__name__}: {error}") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -109,7 +110,7 @@ def comparison(estimates: Sequence[Estimate], measured: Sequence[Mapping[str, An
         shown.add_column(name, justify="left" if name in ("strategy", "step") else "right")
     for line in measured:
         key = (line.get("devices"), line.get("strategy"))
-        if key not in found:
+        if type(key[0]) is not int or not isinstance(key[1], str) or key not in found:  # True is no number of devices
             raise ValueError(f"measured: nothing is predicted for {key[0]!r} devices with strategy {key[1]!r}; "
                              f"predicted are {', '.join(f'{d} {s}' for d, s in found)}")  # fmt: skip
         times = {name: value for name, value in line.items() if name not in ("devices", "strategy")}
@@ -117,7 +118,7 @@ def comparison(estimates: Sequence[Estimate], measured: Sequence[Mapping[str, An
             kind = name.removesuffix("_ms")
             if kind not in STEPS or kind == name:
                 raise ValueError(f"measured: {name!r} must be one of {', '.join(f'{each}_ms' for each in STEPS)}")
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= sys.float_info.max:
                 raise ValueError(f"measured: {name} must be a positive number of milliseconds, but got {value!r}")
             predicted = getattr(found[key[0], key[1]].parts, kind) * 1e3
             shown.add_row(

@@ -1,0 +1,23 @@
+"""Damaged files are read or refused with an error that says so. THOR_FUZZ_CASES: how many of each kind; make fuzz."""
+
+import os
+
+import pytest
+
+from tests.fuzz.cases import bench, cases_of
+from tests.fuzz.targets import TARGETS
+
+CASES = int(os.environ.get("THOR_FUZZ_CASES", "10"))
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+def test_damage_is_survived(target):
+    with bench(target) as place:
+        for seed in range(cases_of(target, CASES)):
+            place.run(seed)  # what fails names its target and seed
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+def test_the_undamaged_file_is_read(target):
+    with bench(target) as place:
+        target.check(place.folder, target.read(place.folder))

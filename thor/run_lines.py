@@ -1,0 +1,96 @@
+"""The lines of a run's ``metrics.jsonl``, read and checked: what each kind of line must hold."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+Line = dict[str, Any]
+DECISIONS = ("UPDATE", "KEEP", "STOP")
+#: What is measured on the test set; a line with test_loss has one of the metrics.
+METRICS = ("test_accuracy", "test_error")
+SCORES = ("test_loss", *METRICS, "test_top5")
+
+
+class LinesError(ValueError):
+    """A metrics file that cannot be used: the line, what is wrong with it, and what to do."""
+
+
+def _is_number(value: Any) -> bool:
+    """Any number that a double holds; also NaN and infinities, which a loss may come to."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return abs(value) < 2**63
+    return isinstance(value, float)
+
+
+def _is_measure(value: Any) -> bool:
+    return _is_number(value) and math.isfinite(value) and value >= 0
+
+
+def _is_count(value: Any) -> bool:
+    return _is_measure(value) and isinstance(value, int)
+
+
+Check = tuple[Callable[[Any], bool], str]
+_COUNT: Check = (_is_count, "a whole number >= 0")
+_MEASURE: Check = (_is_measure, "a finite number >= 0")
+_NUMBER: Check = (_is_number, "a number")
+_PLACE = {"step": _COUNT, "epoch": _MEASURE, "seconds": _MEASURE}
+_NEEDED: dict[str, dict[str, Check]] = {
+    "step": {**_PLACE, "loss": _NUMBER, "ms_per_step": _MEASURE},
+    "eval": {**_PLACE, "test_loss": _NUMBER},
+    "epoch": {**_PLACE, "train_loss": _NUMBER},
+    "refresh": {
+        "step": _COUNT,
+        "layer": (lambda value: isinstance(value, str), "a text"),
+        "trace": _NUMBER,
+        "change": (lambda value: value is None or _is_number(value), "a number or null"),
+        "decision": (lambda value: value in DECISIONS, f"one of {', '.join(DECISIONS)}"),
+    },
+    "ranks": {
+        "step": _COUNT,
+        "inverse_seconds": (
+            lambda value: isinstance(value, list) and bool(value) and all(map(_is_measure, value)),
+            "a list of finite numbers >= 0",
+        ),
+    },
+}
+
+
+def read_lines(path: Path) -> list[Line]:
+    """All complete lines; a :class:`LinesError` names the first one that is damaged."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise LinesError(f"{path}: cannot be read ({error})") from None
+    lines = []
+    for number, line in enumerate(text.split("\n")[:-1], start=1):
+        try:
+            lines.append(json.loads(line))
+        except (ValueError, RecursionError) as error:
+            why = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
+            raise LinesError(f"{path}, line {number}: not JSON ({why}); correct or remove it") from None
+    for number, found in enumerate(lines, start=1):
+        wrong = _wrong_with(found)
+        if wrong:
+            raise LinesError(f"{path}, line {number}: {wrong}; correct or remove the line")
+    return lines
+
+
+def _wrong_with(line: Any) -> str | None:
+    """What is wrong with a line, None if nothing is."""
+    kind = line.get("kind") if isinstance(line, dict) else None
+    if not isinstance(kind, str) or kind not in _NEEDED:
+        return f"kind = {kind!r}: must be one of {', '.join(_NEEDED)}"
+    needed = {**_NEEDED[kind], **{key: _NUMBER for key in SCORES if key in line}}
+    for key, (is_right, allowed) in needed.items():
+        if key not in line:
+            return f"{key} is missing"
+        if not is_right(line[key]):
+            return f"{key} = {line[key]!r}: must be {allowed}"
+    if "test_loss" in line and not any(key in line for key in METRICS):
+        return f"test_loss stands without any of {', '.join(METRICS)}"
+    return None
