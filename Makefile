@@ -10,15 +10,18 @@ BASE   := $(shell command -v python3.11 || command -v python3)
 .PHONY: help train test fuzz lint data bench docs lock clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 train: data ## train a small network with THOR, then with Momentum; table, curves.png (3 minutes)
 	$(PYTHON) scripts/quickstart.py
 
-test: data ## run the tests
-	$(PYTHON) -m pytest -n 2 --dist loadfile
+test: data ## run the tests, but for the slow ones
+	$(PYTHON) -m pytest -n 2 --dist loadfile -m "not slow"
 
-fuzz: $(STAMP) ## spoil files of every kind, 2000 times each: what is read, refused, not survived (20 minutes)
+test-slow: data ## run the tests that start jobs of several processes, or train for minutes
+	$(PYTHON) -m pytest -n 2 --dist loadfile -m slow
+
+fuzz: $(STAMP) ## spoil files of every kind, 2000 times each: what is read, refused, not survived (5 minutes)
 	$(PYTHON) -m tests.fuzz.figures 2000
 
 lint: $(STAMP) ## ruff (rules and format) and mypy

@@ -20,7 +20,7 @@ from matplotlib.lines import Line2D  # noqa: E402
 from matplotlib.ticker import MaxNLocator  # noqa: E402
 
 from scripts.errors import UserError, run_program  # noqa: E402
-from scripts.recorder import read_metrics  # noqa: E402
+from scripts.recorder import METRICS, read_metrics  # noqa: E402
 
 Lines = list[dict[str, Any]]
 
@@ -52,9 +52,9 @@ METRICS_OF_TEST = {
 def plot(folders: Sequence[Path], path: Path) -> None:
     """Loss and accuracy over epochs and over seconds; below, each layer's trace with its refresh decisions."""
     runs = {folder.name: read_metrics(folder) for folder in folders}
-    empty = [str(folder) for folder in folders if not runs[folder.name]]
+    empty = [str(folder / METRICS) for folder in folders if not runs[folder.name]]
     if empty:
-        raise UserError(f"no metrics.jsonl in {', '.join(empty)}")
+        raise UserError(f"{', '.join(empty)}: missing, or without a complete line")
     refreshed = {name: lines for name, lines in runs.items() if _of(lines, "refresh")}
     rows = 2 + len(refreshed)
     figure = pyplot.figure(figsize=(11, 3.6 * rows), layout="constrained")

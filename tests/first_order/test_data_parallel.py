@@ -1,9 +1,12 @@
 """Two processes with half the batch each train as one process with all of it."""
 
 import numpy as np
+import pytest
 
 from tests.first_order import parallel_worker
 from tests.msrun import run_job
+
+pytestmark = pytest.mark.slow
 
 
 def test_two_processes_train_as_one(tmp_path):

@@ -9,6 +9,8 @@ from mindspore import Tensor, nn
 
 import thor
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def _seeded():

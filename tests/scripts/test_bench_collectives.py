@@ -9,6 +9,8 @@ import pytest
 
 from thor.scale.network import COLLECTIVES, Network
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 
 

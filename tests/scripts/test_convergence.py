@@ -12,6 +12,8 @@ from scripts.convergence import picture, results, search
 from scripts.convergence.results import Outcome
 from scripts.convergence.tasks import TASKS
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 AUTOENCODER = TASKS["autoencoder"]
 EACH = [(task, contender) for task in TASKS.values() for contender in task.contenders]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import mindspore as ms
 import numpy as np
+import pytest
 from mindspore import nn
 
 from scripts import eval, export
@@ -17,6 +18,8 @@ from scripts.recorder import read_metrics
 from scripts.training import train
 from tests.scripts.test_killed import KILLED
 from tests.scripts.test_training import quiet
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -28,6 +28,8 @@ import os, resource, sys
 sys.path.insert(0, os.getcwd())
 import scripts.train
 from scripts import errors, progress
+
+pytestmark = pytest.mark.slow
 step, size, config = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 show = progress.ProgressDisplay.step
 

@@ -9,12 +9,15 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from scripts.config import save_config
 from scripts.recorder import read_metrics
 from scripts.training import CHECKPOINTS, train
 from tests.scripts.test_training import last_tensors, quiet, without_times
 from tests.scripts.tiny import tiny_settings
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -17,6 +17,8 @@ from tests.msrun import run_job
 from tests.scripts.test_training import last_tensors, quiet
 from tests.scripts.tiny import tiny_settings
 
+pytestmark = pytest.mark.slow
+
 
 def test_the_environment_announces_a_job():
     assert ranks.announced({}) == 1

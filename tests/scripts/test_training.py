@@ -85,6 +85,7 @@ def test_loss_scale_changes_nothing(tmp_path):
     np.testing.assert_allclose(found["encoder.0.weight"], expected["encoder.0.weight"], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["momentum", "thor"])
 def test_resume_equals_an_undisturbed_run_bit_for_bit(tmp_path, monkeypatch, optimizer):
     undisturbed = train(tiny_settings(tmp_path, optimizer, "undisturbed"), console=quiet())

@@ -8,6 +8,8 @@ from mindspore.graph import api
 
 import thor
 
+pytestmark = pytest.mark.slow
+
 LAYERS = 54  # of ResNet-50
 
 

@@ -9,6 +9,8 @@ from tests.msrun import run_job
 from tests.networks import Mlp
 from tests.thor import parallel_worker
 
+pytestmark = pytest.mark.slow
+
 TWO, FOUR = parallel_worker.OF_RANKS[2], parallel_worker.OF_RANKS[4]
 # float32 sums in another order, through 30 steps
 CLOSE = {"rtol": 1e-4, "atol": 2e-5}

@@ -21,6 +21,8 @@ from scripts.recorder import read_metrics
 from tests.scripts.test_training import last_tensors
 from tests.scripts.tiny import tiny_settings
 
+pytestmark = pytest.mark.slow
+
 #: each rank holds the inverses of some layers
 SHARED = {"learning_rate": 0.01, "damping": 1.0, "clip": 1.0, "interval": 4, "block_size": 16}
 SHARED["grad_worker_fraction"] = 0.0
