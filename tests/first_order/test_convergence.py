@@ -12,6 +12,8 @@ import thor
 from first_order import Adafactor, Adam, Momentum
 from tests.first_order.arrays import make_parameters
 
+pytestmark = pytest.mark.slow
+
 FIRST_ORDER = {
     "Adam": partial(Adam, learning_rate=0.02),
     "Adam nesterov": partial(Adam, learning_rate=0.02, use_nesterov=True),

@@ -20,6 +20,8 @@ from tests.fuzz import checkpoints
 from tests.scripts.test_training import last_tensors, quiet, without_times
 from tests.scripts.tiny import tiny_settings
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 
 # Trains; as soon as a step is done, no file may grow beyond some bytes.
@@ -28,8 +30,6 @@ import os, resource, sys
 sys.path.insert(0, os.getcwd())
 import scripts.train
 from scripts import errors, progress
-
-pytestmark = pytest.mark.slow
 step, size, config = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 show = progress.ProgressDisplay.step
 

@@ -26,7 +26,7 @@ def test_plot_as_a_program_names_an_empty_folder(tmp_path):
 
     from scripts.errors import UserError
 
-    with pytest.raises(UserError, match=r"no metrics\.jsonl in"):
+    with pytest.raises(UserError, match=r"metrics\.jsonl: missing, or without a complete line"):
         plot.main([str(tmp_path), "--out", str(tmp_path / "curves.png")])
 
 
