@@ -18,8 +18,9 @@ train: data ## train a small network with THOR, then with Momentum; table, curve
 test: data ## run the tests, but for the slow ones
 	$(PYTHON) -m pytest -n 2 --dist loadfile -m "not slow"
 
+# One at a time: most of them start several processes, and what hangs is told from what waits by seconds.
 test-slow: data ## run the tests that start jobs of several processes, or train for minutes
-	$(PYTHON) -m pytest -n 2 --dist loadfile -m slow
+	$(PYTHON) -m pytest -m slow
 
 fuzz: $(STAMP) ## spoil files of every kind, 2000 times each: what is read, refused, not survived (5 minutes)
 	$(PYTHON) -m tests.fuzz.figures 2000
