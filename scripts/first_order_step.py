@@ -83,15 +83,13 @@ class LossScale(nn.Cell):
     def after(self, finite: bool) -> bool:
         """Move the scale after a step; False if it overflowed and the scale can fall no lower."""
         assert self.rule is not None
-        scale, good = self.value, int(self.good.asnumpy()) + 1
-        if not finite and scale <= self.rule.minimum:
+        good = int(self.good.asnumpy()) + 1 if finite else 0
+        scale: float | None = self.value if finite else self.rule.fallen(self.value)
+        if scale is None:
             return False
-        if not finite:
-            scale, good = max(self.rule.minimum, scale / self.rule.factor), 0
-        elif good >= self.rule.window:
-            scale, good = scale * self.rule.factor, 0
-        if np.isfinite(np.float32(scale)):
-            self.scale.set_data(Tensor(np.float32(scale)))
+        if good >= self.rule.window:
+            scale, good = self.rule.grown(scale), 0
+        self.scale.set_data(Tensor(np.float32(scale)))
         self.good.set_data(Tensor(np.int32(good)))
         return True
 

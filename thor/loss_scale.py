@@ -38,16 +38,14 @@ class DynamicLossScale:
         if self.window < 1:
             raise ValueError(f"loss scale window must be at least 1, but got {self.window}")
 
-    def after_good(self, scale: float, good: int) -> tuple[float, int]:
-        """(scale, finite steps since it last moved) after one more finite step; a float32 scale stays finite."""
-        if good + 1 < self.window:
-            return scale, good + 1
+    def grown(self, scale: float) -> float:
+        """The scale after a window of finite steps; as a float32 it stays finite."""
         grown = scale * self.factor
-        return (grown if math.isfinite(np.float32(grown)) else scale), 0
+        return grown if math.isfinite(np.float32(grown)) else scale
 
-    def after_overflow(self, scale: float) -> float:
-        """The next scale."""
-        return max(self.minimum, scale / self.factor)
+    def fallen(self, scale: float) -> float | None:
+        """The scale after an overflow; None where it can fall no lower."""
+        return max(self.minimum, scale / self.factor) if scale > self.minimum else None
 
 
 def read(value: Any) -> tuple[float, DynamicLossScale | None]:

@@ -386,18 +386,19 @@ class THOR(nn.Cell):
             if read(self.bad_steps):
                 write(self.bad_steps, 0)
             if self._scale_rule is not None:
-                scale = float(self.scale.asnumpy()[0])
-                grown, good = self._scale_rule.after_good(scale, read(self.good_steps))
+                good = read(self.good_steps) + 1
+                if good >= self._scale_rule.window:
+                    write(self.scale, self._scale_rule.grown(float(self.scale.asnumpy()[0])))
+                    good = 0
                 write(self.good_steps, good)
-                if grown != scale:
-                    write(self.scale, grown)
             return False
         write(self.skipped_steps, read(self.skipped_steps) + 1)
         if self._scale_rule is not None:
             write(self.good_steps, 0)
             old = float(self.scale.asnumpy()[0])
-            if old > self._scale_rule.minimum:
-                write(self.scale, self._scale_rule.after_overflow(old))
+            fallen = self._scale_rule.fallen(old)
+            if fallen is not None:
+                write(self.scale, fallen)
                 logger.info("step %d: overflow at loss scale %g, skipped; the scale falls", self.step, old)
                 return False
         write(self.bad_steps, read(self.bad_steps) + 1)
