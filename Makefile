@@ -7,7 +7,7 @@ PHOTOGRAPHS := foolbox==3.3.4
 BASE   := $(shell command -v python3.11 || command -v python3)
 
 .DEFAULT_GOAL := help
-.PHONY: help train test fuzz lint data bench docs lock clean
+.PHONY: help train test test-slow fuzz lint data bench docs lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

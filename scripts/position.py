@@ -86,12 +86,11 @@ def _position(values: dict[str, Any], tensors: Path, description: Path) -> Posit
         wrong = sorted(values.keys() - known) or ["no step"]
         raise _damaged(description, f"holds what no checkpoint has: {', '.join(wrong)}", tensors)
     try:
-        TypeAdapter(Position).validate_python(values)
+        return TypeAdapter(Position).validate_python(values)
     except ValidationError as error:
         detail = error.errors()[0]
         place = ".".join(str(part) for part in detail["loc"])
         raise _damaged(description, f"{place} = {detail['input']!r}: {detail['msg']}", tensors) from None
-    return Position(**values)
 
 
 def _checksum(tensors: Path, values: dict[str, Any]) -> int:

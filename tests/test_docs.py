@@ -83,7 +83,8 @@ def test_the_first_example_of_the_readme(tmp_path, monkeypatch):
 
 def test_the_first_order_example_of_the_readme(tmp_path):
     """It optimizes a ``net`` by ``loss_of``, and hands its state to PyTorch."""
-    torch = pytest.importorskip("torch")
+    import torch
+
     net, loss_fn = nn.Dense(5, 3), nn.CrossEntropyLoss()
 
     def loss_of(x, y):
