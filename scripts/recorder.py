@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.errors import UserError, writing
-from thor.run_lines import DECISIONS, Line, LinesError, read_lines
+from thor.run_lines import DECISIONS, SCORES, Line, LinesError, read_lines
 
 METRICS = "metrics.jsonl"
 SUMMARY = "summary.json"
@@ -143,7 +143,7 @@ def _to_board(board: Any, line: Line) -> None:
     if line["kind"] == "refresh":
         board.add_scalar(f"trace/{line['layer']}", line["trace"], line["step"])
         return
-    for key in ("loss", "ms_per_step", "train_loss", "test_loss", "test_accuracy", "test_top5", "test_error"):
+    for key in ("loss", "ms_per_step", "train_loss", *SCORES):
         if key in line:
             board.add_scalar(key, line[key], line["step"])
 

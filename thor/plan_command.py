@@ -91,11 +91,12 @@ def plan_command(
     else:
         inside, between = _link("", latency_us, bandwidth), _link("-between", latency_between_us, bandwidth_between)
         links = Network.uniform(inside, between, node=node, algorithm=algorithm)
+    times = read_measured(measured) if measured is not None else []
     found = Profile.load(profile)
     plan = BlockPlan(block_size=found.crossing().chosen if block_size is None else block_size, split=split)
     loads = layer_loads(found, plan)
     estimates = [each for count in counts for each in simulate(loads, settings, links, count, shares)]
-    beside = compared(estimates, measured) if measured is not None else None
+    beside = compared(estimates, times, measured) if measured is not None else None
     name = found.settings.get("network", profile.stem)
     about = f"{name}, {plan.describe()}, inverses of {found.environment['device']}, refresh every {interval} steps"
     console.print(about, markup=False, highlight=False)
@@ -133,22 +134,24 @@ def _link(which: str, latency_us: float, bandwidth: float) -> Link:
     return Link(latency_us * 1e-6, 1e-9 / bandwidth)
 
 
-def compared(estimates: Sequence[Estimate], path: Path) -> Table:
+def compared(estimates: Sequence[Estimate], times: list[dict[str, Any]], path: Path) -> Table:
     """Predictions beside the measured steps of a file; a ValueError names the file."""
     try:
-        return report.comparison(estimates, _read_measured(path))
+        return report.comparison(estimates, times)
     except ValueError as error:
         raise ValueError(f"--measured {path}: {error}") from error
 
 
-def _read_measured(path: Path) -> list[dict[str, Any]]:
+def read_measured(path: Path) -> list[dict[str, Any]]:
     """A list of measured steps; what a line must hold, report.comparison says."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"cannot be read as JSON: {error}") from error
+        raise ValueError(f"--measured {path}: cannot be read as JSON: {error}") from error
     if not isinstance(data, list) or not data or not all(isinstance(line, dict) for line in data):
-        raise ValueError('must be a list, as in [{"devices": 2, "strategy": "all", "plain_ms": 210.0}]')
+        raise ValueError(
+            f'--measured {path}: must be a list, as in [{{"devices": 2, "strategy": "all", "plain_ms": 210.0}}]'
+        )
     return data
 
 

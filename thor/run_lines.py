@@ -8,11 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from thor.refresh import Decision
+
 Line = dict[str, Any]
-DECISIONS = ("UPDATE", "KEEP", "STOP")
+DECISIONS = tuple(decision.name for decision in Decision)
 #: What is measured on the test set; a line with test_loss has one of the metrics.
-METRICS = ("test_accuracy", "test_error")
-SCORES = ("test_loss", *METRICS, "test_top5")
+TEST_METRICS = ("test_accuracy", "test_error")
+SCORES = ("test_loss", *TEST_METRICS, "test_top5")
 
 
 class LinesError(ValueError):
@@ -91,6 +93,6 @@ def _wrong_with(line: Any) -> str | None:
             return f"{key} is missing"
         if not is_right(line[key]):
             return f"{key} = {line[key]!r}: must be {allowed}"
-    if "test_loss" in line and not any(key in line for key in METRICS):
-        return f"test_loss stands without any of {', '.join(METRICS)}"
+    if "test_loss" in line and not any(key in line for key in TEST_METRICS):
+        return f"test_loss stands without any of {', '.join(TEST_METRICS)}"
     return None

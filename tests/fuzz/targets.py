@@ -120,6 +120,11 @@ def _measured(folder: Path) -> None:
     (folder / "measured.json").write_text(json.dumps(lines))
 
 
+def _read_measured(folder: Path) -> Any:
+    path = folder / "measured.json"
+    return plan_command.compared(_estimates(), plan_command.read_measured(path), path)
+
+
 def _rank_table(folder: Path) -> None:
     hosts = [(f"10.0.0.{h}", [(d, f"192.168.{h}.{d + 1}") for d in range(4)]) for h in (1, 2)]
     (folder / "hccl.json").write_text(json.dumps(rank_table.make(hosts).model_dump()))
@@ -156,7 +161,7 @@ TARGETS = (
            (ValueError,), damaged_bytes),
     Target("measured network", "network.json", _network, _read_network, (NetworkError,), as_json),
     Target("measured steps, thor plan", "measured.json", _measured,
-           lambda f: plan_command.compared(_estimates(), f / "measured.json"), (ValueError,), as_json),
+           _read_measured, (ValueError,), as_json),
     Target("rank table", "hccl.json", _rank_table, lambda f: rank_table.read(f / "hccl.json"), (UserError,), as_json),
     Target("metrics.jsonl, compared", "metrics.jsonl", _run, _read_run, (UserError,), as_lines, named=False),
     Target("metrics.jsonl, curves drawn", "metrics.jsonl", _run, _draw, (UserError,), as_lines, share=0.02),
