@@ -14,6 +14,7 @@ from typing import Annotated, Any
 from pydantic import Field, TypeAdapter, ValidationError
 
 from scripts.errors import UserError
+from thor.json_text import parse
 
 CHUNK = 1 << 20
 BYTES, CHECKSUM = "bytes", "crc32"
@@ -62,8 +63,8 @@ def checked(tensors: Path, description: Path) -> Position:
     except (OSError, UnicodeDecodeError) as error:
         raise _damaged(description, f"cannot be read: {error}", tensors) from None
     try:
-        values = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        values = parse(text)
+    except ValueError as error:
         raise _damaged(description, f"not JSON: {error}", tensors) from None
     if not isinstance(values, dict):
         raise _damaged(description, "holds no description of a checkpoint", tensors)

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from first_order.checks import number
 from thor.blocks import SPLITS, BlockPlan, check_int
+from thor.json_text import parse
 from thor.options import GATHERS_PER_INTERVAL
 from thor.profile.records import Profile
 from thor.scale import report
@@ -145,8 +146,8 @@ def compared(estimates: Sequence[Estimate], times: list[dict[str, Any]], path: P
 def read_measured(path: Path) -> list[dict[str, Any]]:
     """A list of measured steps; what a line must hold, report.comparison says."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        data = parse(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise ValueError(f"--measured {path}: cannot be read as JSON: {error}") from error
     if not isinstance(data, list) or not data or not all(isinstance(line, dict) for line in data):
         raise ValueError(

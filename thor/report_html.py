@@ -8,13 +8,13 @@ refresh) and, where they are there, ``summary.json`` and ``config.yaml``. The pa
 from __future__ import annotations
 
 import html
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from thor import report_figures as figures
+from thor.json_text import parse
 from thor.profile.target import UsageError
 from thor.run_lines import Line, LinesError, read_lines
 
@@ -69,8 +69,8 @@ def read(folder: Path) -> RunFiles:
 def _read_summary(path: Path) -> dict[str, Any]:
     """What summary.json holds, which must be a JSON object."""
     try:
-        about = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        about = parse(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise UsageError(f"{path}: cannot be read as JSON: {error}; without it there is a report too") from None
     if not isinstance(about, dict):
         raise UsageError(f"{path}: no summary of a run; without it there is a report too")

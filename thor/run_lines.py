@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from thor.json_text import parse
 from thor.refresh import Decision
 
 Line = dict[str, Any]
@@ -71,8 +72,8 @@ def read_lines(path: Path) -> list[Line]:
     lines = []
     for number, line in enumerate(text.split("\n")[:-1], start=1):
         try:
-            lines.append(json.loads(line))
-        except (ValueError, RecursionError) as error:
+            lines.append(parse(line))
+        except ValueError as error:
             why = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
             raise LinesError(f"{path}, line {number}: not JSON ({why}); correct or remove it") from None
     for number, found in enumerate(lines, start=1):

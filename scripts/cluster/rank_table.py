@@ -26,6 +26,7 @@ import typer  # noqa: E402
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator  # noqa: E402
 
 from scripts.errors import UserError, run_program  # noqa: E402
+from thor.json_text import parse  # noqa: E402
 
 
 def _address(text: str) -> str:
@@ -146,10 +147,10 @@ def _lines(error: ValidationError) -> Iterator[str]:
 def read(path: Path) -> RankTable:
     """The table in a file, checked."""
     try:
-        values = json.loads(path.read_text())
+        values = parse(path.read_text())
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read ({error})") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise UserError(f"{path}: not valid JSON: {error}") from None
     return validate(values, str(path))
 

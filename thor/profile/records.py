@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from thor.blocks import ORDERS, SPLITS, BlockPlan
+from thor.json_text import parse
 from thor.profile.choice import Crossing, choose, kept_shares, performances
 from thor.profile.timing import FactorShape, Timing, floor_reaches
 
@@ -149,14 +150,14 @@ class Profile:
         """Read a profile, complete unless ``partial``; a :class:`ProfileError` says what is wrong with the file."""
         path = Path(path)
         try:
-            data = json.loads(path.read_text(encoding="utf-8"))
+            data = parse(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise ProfileError(
                 f"{path}: no such profile; measure one with: thor profile MODULE:CALLABLE --out {path}"
             ) from None
         except (OSError, UnicodeDecodeError) as error:
             raise ProfileError(f"{path}: cannot be read: {error}") from error
-        except (ValueError, RecursionError) as error:  # also of a number with thousands of digits
+        except ValueError as error:  # also of a number with thousands of digits
             raise ProfileError(f"{path}: corrupt or truncated JSON ({error}); measure it again") from error
         profile = cls.from_dict(data, str(path))
         if not profile.complete and not partial:

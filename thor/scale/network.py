@@ -12,7 +12,6 @@ halving takes the largest power of two below it; the other ranks hand their data
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -22,6 +21,7 @@ from typing import Any
 
 from first_order.checks import number
 from thor.blocks import check_int
+from thor.json_text import parse
 
 COLLECTIVES = ("all_reduce", "all_gather")
 ALGORITHMS = ("ring", "halving")
@@ -124,12 +124,12 @@ class Network:
     def load(cls, path: str | Path) -> Network:
         """What ``scripts/cluster/bench_collectives.py`` wrote; a :class:`NetworkError` says what is wrong with it."""
         try:
-            data = json.loads(Path(path).read_text(encoding="utf-8"))
+            data = parse(Path(path).read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise NetworkError(
                 f"{path}: no such file; measure one with: python scripts/cluster/bench_collectives.py --out {path}"
             ) from None
-        except (OSError, ValueError, RecursionError) as error:
+        except (OSError, ValueError) as error:
             raise NetworkError(f"{path}: cannot be read as JSON: {error}") from error
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise NetworkError(f"{path}: not measured collectives of thor (no format = {FORMAT!r})")
