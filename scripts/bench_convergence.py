@@ -3,22 +3,26 @@
     python scripts/bench_convergence.py [--task autoencoder ...] [--trials 5] [--seeds 1 2 3] [--out runs/convergence]
     python scripts/bench_convergence.py --quick             # one small task, some minutes: that it works, no result
 
-For each task: every first-order optimizer is tuned by a random search of ``--trials`` runs (seed 0), then trained with
-each seed; the best of them sets the target, the mean over seeds of its best value. The second-order ones are tuned by
-equally many runs for the time to that target, then trained with the same seeds: the same initial weights and batch
+For each task: every first-order optimizer is tuned by a quasi-random search of ``--trials`` runs (seed 0), then trained
+with each seed; the best of them sets the target, the mean over seeds of its best value. The second-order ones are tuned
+by equally many runs for the time to that target, then trained with the same seeds: the same initial weights and batch
 order, and the same convolution kernels. Each run is a folder of scripts/train.py, so an interrupted benchmark goes on
-with the same command, in the middle of a run too. ``--report-only`` makes table and picture of what is there.
+with the same command, in the middle of a run too. ``--jobs 2`` trains two at once, each with its share of the cores:
+sooner done, and the same for every optimizer. ``--report-only`` makes table and picture of what is there.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +41,9 @@ TUNING_SEED = 0
 TRIALS = "trials.jsonl"
 
 
+Run = tuple[Contender, dict[str, Any], int, str]  # with which values and seed, and its folder's name
+
+
 class EndedEarlyError(Exception):
     """A run was asked to end."""
 
@@ -49,7 +56,14 @@ class Bench:
     folder: Path
     epochs: int
     trials: int
+    jobs: int
     console: Console
+    ended: threading.Event = field(default_factory=threading.Event)  # runs that wait for their turn do not begin
+
+    def run_all(self, runs: Sequence[Run]) -> list[Outcome | None]:
+        """``jobs`` of them at once, each in its own process with its own share of the cores."""
+        with ThreadPoolExecutor(self.jobs) as pool:
+            return list(pool.map(lambda each: self.run(*each), runs))
 
     def run(self, contender: Contender, values: dict[str, Any], seed: int, name: str) -> Outcome | None:
         """Train, unless it is done; None if training broke down (a rate too high), which is a result too."""
@@ -59,14 +73,18 @@ class Bench:
         found = results.read_outcome(folder, contender.name, seed, self.task.metric)
         if found is not None or (folder / "failed.txt").is_file():
             return found
+        if self.ended.is_set():
+            raise EndedEarlyError
         folder.mkdir(parents=True, exist_ok=True)
         path = folder.with_suffix(".yaml")
         save_config(settings, path)
         start = time.monotonic()
         with folder.with_suffix(".log").open("a") as log:
             command = [sys.executable, str(TRAIN), "--config", str(path), "--resume", "auto"]
-            status = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, check=False).returncode
+            status = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, check=False,
+                                    env=os.environ | self.threads()).returncode  # fmt: skip
         if status == INTERRUPTED:
+            self.ended.set()
             raise EndedEarlyError
         found = results.read_outcome(folder, contender.name, seed, self.task.metric)
         if found is None:
@@ -79,37 +97,45 @@ class Bench:
                            markup=False, highlight=False)  # fmt: skip
         return found
 
-    def tune(self, contender: Contender, target: float | None) -> dict[str, Any]:
-        """The best values of a random search; its trials are logged."""
-        drawn = search.trials(self.task, contender, self.trials)
-        ranks, log = [], []
-        for index, values in enumerate(drawn):
-            found = self.run(contender, values, TUNING_SEED, f"trial-{index}")
-            rank = (float("inf"), float("inf")) if found is None else results.rank(self.task, found, target)
-            ranks.append(rank)
-            value = None if found is None else results.best(self.task, found)
-            log.append({"trial": index, **values, self.task.metric: value})
-        path = self.folder / contender.name / TRIALS
-        path.write_text("".join(json.dumps(line) + "\n" for line in log))
-        return drawn[ranks.index(min(ranks))]
+    def threads(self) -> dict[str, str]:
+        """The environment in which runs at the same time do not take each other's cores."""
+        return {} if self.jobs == 1 else {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // self.jobs))}
+
+    def tune(self, contenders: Sequence[Contender], target: float | None) -> dict[str, dict[str, Any]]:
+        """The best values of each one's quasi-random search; its trials are logged."""
+        drawn = {each.name: search.trials(self.task, each, self.trials) for each in contenders}
+        found = iter(self.run_all([
+            (each, values, TUNING_SEED, f"trial-{index}")
+            for each in contenders for index, values in enumerate(drawn[each.name])
+        ]))  # fmt: skip
+        tuned = {}
+        for each in contenders:
+            outcomes = [next(found) for _ in drawn[each.name]]
+            never = (float("inf"), float("inf"))
+            ranks = [never if outcome is None else results.rank(self.task, outcome, target) for outcome in outcomes]
+            values = [None if outcome is None else results.best(self.task, outcome) for outcome in outcomes]
+            log = [
+                {"trial": index, **trial, self.task.metric: value}
+                for index, (trial, value) in enumerate(zip(drawn[each.name], values, strict=True))
+            ]
+            path = self.folder / each.name / TRIALS
+            path.write_text("".join(json.dumps(line) + "\n" for line in log))
+            tuned[each.name] = drawn[each.name][ranks.index(min(ranks))]
+        return tuned
 
     def all_runs(self, seeds: Sequence[int], names: Sequence[str]) -> list[Outcome]:
         """Tune and train; the first-order optimizers first, for they set the target."""
         outcomes: list[Outcome] = []
-        tuned: dict[str, dict[str, Any]] = {}
-        target: float | None = None
-        for contender in sorted(self.task.contenders, key=lambda each: each.second_order):
-            if contender.name not in names:
-                continue
-            if contender.second_order and target is None:
-                target = results.target_of(self.task, outcomes)[1]
-            source = contender.tuned_as or contender.name
-            if source not in tuned:
-                tuned[source] = self.tune(self.task.contender(source), target)
-            for seed in seeds:
-                found = self.run(contender, tuned[source], seed, f"seed-{seed}")
-                if found is not None:
-                    outcomes.append(found)
+        for second_order in (False, True):
+            taking_part = [c for c in self.task.contenders if c.second_order == second_order and c.name in names]
+            target = results.target_of(self.task, outcomes)[1] if second_order and taking_part else None
+            sources = dict.fromkeys(each.tuned_as or each.name for each in taking_part)
+            tuned = self.tune([self.task.contender(name) for name in sources], target)
+            found = self.run_all([
+                (each, tuned[each.tuned_as or each.name], seed, f"seed-{seed}") for each in taking_part
+                for seed in seeds
+            ])  # fmt: skip
+            outcomes += [each for each in found if each is not None]
         return outcomes
 
     def report(self, outcomes: Sequence[Outcome], seeds: Sequence[int]) -> None:
@@ -119,8 +145,10 @@ class Bench:
         text = picture.markdown(self.task, rows, setter, target)
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
         (self.folder / "results.md").write_text(text + "\n", encoding="utf-8")
-        about = {"task": self.task.name, "epochs": self.epochs, "trials": self.trials, "seeds": list(seeds),
-                 "target": target, "set_by": setter, "rows": [asdict(row) for row in rows]}  # fmt: skip
+        about = {
+            "task": self.task.name, "epochs": self.epochs, "trials": self.trials, "seeds": list(seeds),
+            "jobs": self.jobs, "target": target, "set_by": setter, "rows": [asdict(row) for row in rows],
+        }  # fmt: skip
         (self.folder / "results.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
         picture.draw(self.task, outcomes, target, self.folder / "results.png")
         self.console.print(f"picture: {self.folder / 'results.png'}", markup=False, highlight=False, soft_wrap=True)
@@ -150,11 +178,12 @@ def main() -> int:
     parser.add_argument("--trials", type=int, default=5, help="runs in which each optimizer is tuned (5)")
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--epochs", type=int, help="another full schedule than the task's")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at the same time (1)")
     parser.add_argument("--quick", action="store_true", help="a small task, two trials, one seed")
     parser.add_argument("--report-only", action="store_true", help="table and picture of the runs that are finished")
     parser.add_argument("--out", type=Path, default=Path("runs/convergence"))
     options = parser.parse_args()
-    for name, value in (("trials", options.trials), ("epochs", options.epochs)):
+    for name, value in (("trials", options.trials), ("epochs", options.epochs), ("jobs", options.jobs)):
         if value is not None and value < 1:
             raise UserError(f"--{name} must be at least 1, but got {value}")
     if TUNING_SEED in options.seeds:
@@ -165,7 +194,8 @@ def main() -> int:
     console = Console()
     for task in tasks:
         names = options.contenders or [each.name for each in task.contenders]
-        bench = Bench(task, options.out / task.name, options.epochs or task.epochs, options.trials, console)
+        bench = Bench(task, options.out / task.name, options.epochs or task.epochs, options.trials, options.jobs,
+                      console)  # fmt: skip
         try:
             done = options.report_only
             bench.report(bench.finished(options.seeds, names) if done else bench.all_runs(options.seeds, names),

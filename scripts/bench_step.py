@@ -1,9 +1,10 @@
 """What a step costs: Momentum, THOR's plain step, its curvature step, its refresh, as ratios of one interleaved run.
 
-    python scripts/bench_step.py [--network resnet20 lenet autoencoder] [--rounds 15] [--out bench.json]
+    python scripts/bench_step.py [--network resnet20 lenet autoencoder bert] [--rounds 15] [--out bench.json]
 
 Two baselines: *Momentum* is ``nn.Momentum`` in the same kind of compiled step as THOR's (with the finite check, which
 also makes it faster on a CPU); *TrainOneStepCell* is MindSpore's own step. Ratios are to the first, the faster one.
+*Amortised* is the mean step when every ``--interval`` refreshes all layers and gathers factors ten times.
 """
 
 from __future__ import annotations
@@ -26,9 +27,11 @@ from mindspore import Tensor, nn, ops
 
 import thor
 from models.autoencoder import autoencoder
+from models.bert import bert_tiny
 from models.lenet import lenet5
 from models.resnet import resnet50
 from models.resnet_cifar import resnet8, resnet20
+from thor.options import GATHERS_PER_INTERVAL
 from thor.update import dot
 
 NEVER = 2**31 - 1
@@ -38,6 +41,8 @@ CLASSIFIERS: dict[str, tuple[Callable[[], nn.Cell], int, tuple[int, int, int, in
     "resnet20": (resnet20, 10, (128, 3, 32, 32)),
     "resnet50": (resnet50, 1000, (4, 3, 224, 224)),
 }
+WORDS, TOKENS, HIDDEN = 8000, 128, 19  # of BERT: vocabulary, length of a sequence, hidden words in each
+NETWORKS = ("autoencoder", "bert", *CLASSIFIERS)
 PHASES = ("Momentum", "TrainOneStepCell", "plain", "curvature", "refresh")
 
 
@@ -46,9 +51,16 @@ def reconstruction(output: Tensor, image: Tensor) -> Tensor:
     return ops.square(output - image).sum(-1).mean()
 
 
-def network(name: str, batch: int | None = None) -> tuple[nn.Cell, Callable[..., Tensor], tuple[Tensor, Tensor]]:
+def network(name: str, batch: int | None = None) -> tuple[nn.Cell, Callable[..., Tensor], tuple[Tensor, ...]]:
     """Network, loss and one batch, of so many examples."""
     rng = np.random.default_rng(0)
+    if name == "bert":
+        count = batch or 16
+        ids = rng.integers(0, WORDS, (count, TOKENS)).astype(np.int32)
+        at = np.stack([rng.choice(TOKENS, HIDDEN, replace=False) for _ in range(count)]).astype(np.int32)
+        labels = Tensor(rng.integers(0, WORDS, count * HIDDEN).astype(np.int32))
+        net = bert_tiny(vocab_size=WORDS, max_positions=TOKENS, dropout=0.0)
+        return net, nn.CrossEntropyLoss(), (Tensor(ids), Tensor(at), labels)
     if name == "autoencoder":
         image = Tensor(rng.random((batch or 1000, 784), np.float32))
         return autoencoder(), reconstruction, (image, image)
@@ -64,14 +76,14 @@ def first_order_step(
     """nn.Momentum, or another optimizer, in a compiled step with a finite check."""
     optimizer = optimizer or nn.Momentum(net.trainable_params(), 1e-5, 0.9)
 
-    def forward(x, y):
-        return loss_fn(net(x), y)
+    def forward(*inputs):
+        return loss_fn(net(*inputs[:-1]), inputs[-1])
 
     differentiate = ms.value_and_grad(forward, None, optimizer.parameters)
 
     @ms.jit
-    def step(x, y):
-        loss, gradients = differentiate(x, y)
+    def step(*inputs):
+        loss, gradients = differentiate(*inputs)
         total = loss
         for gradient in gradients:
             total += dot(gradient, gradient)
@@ -82,13 +94,25 @@ def first_order_step(
     return step
 
 
+class WithLoss(nn.Cell):
+    """``nn.WithLossCell`` for networks of any number of inputs."""
+
+    def __init__(self, net: nn.Cell, loss_fn: Callable[..., Tensor]):
+        super().__init__(auto_prefix=False)
+        self.net, self.loss_fn = net, loss_fn
+
+    def construct(self, *inputs: Tensor) -> Tensor:
+        """The loss of a batch."""
+        return self.loss_fn(self.net(*inputs[:-1]), inputs[-1])
+
+
 def own_step(net: nn.Cell, loss_fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """MindSpore's TrainOneStepCell, compiled."""
-    cell = nn.TrainOneStepCell(nn.WithLossCell(net, loss_fn), nn.Momentum(net.trainable_params(), 1e-5, 0.9))
+    cell = nn.TrainOneStepCell(WithLoss(net, loss_fn), nn.Momentum(net.trainable_params(), 1e-5, 0.9))
 
     @ms.jit
-    def step(x, y):
-        return cell(x, y)
+    def step(*inputs):
+        return cell(*inputs)
 
     return step
 
@@ -102,11 +126,11 @@ class ThorPhases:
         self.step = thor.TrainStep(net, loss_fn, self.optimizer)
 
     def force(self, gather: int, refresh: int) -> Callable[..., Tensor]:
-        def run(x, y):
+        def run(*inputs):
             for parameter, value in ((self.optimizer.next_gather, gather), (self.optimizer.next_refresh, refresh)):
                 parameter.set_data(Tensor(np.array([value], np.int32)))
             self.step._storage = []  # host-side state, which no graph reads: nothing to compile anew
-            return self.step(x, y)
+            return self.step(*inputs)
 
         return run
 
@@ -114,7 +138,7 @@ class ThorPhases:
         return {"refresh": self.force(0, 0), "curvature": self.force(0, NEVER), "plain": self.force(NEVER, NEVER)}
 
 
-def timed(step: Callable[..., Tensor], batch: tuple[Tensor, Tensor]) -> float:
+def timed(step: Callable[..., Tensor], batch: tuple[Tensor, ...]) -> float:
     """Seconds of one step."""
     start = time.perf_counter()
     step(*batch).asnumpy()
@@ -141,23 +165,31 @@ def measure(name: str, rounds: int, options: dict[str, Any]) -> dict[str, Any]:
     return {"ms": median, "quartiles": spread, "ratio": ratio, "state_bytes": phases.optimizer.memory()["total"]}
 
 
-def peak_memory(name: str, which: str) -> int:
+def amortised(times: dict[str, float], interval: int) -> float:
+    """The mean step over an interval, of which one step refreshes and ten gather factors."""
+    gathers = min(interval, GATHERS_PER_INTERVAL)
+    curvature = (gathers - 1) * times["curvature"] + times["refresh"]
+    return (curvature + (interval - gathers) * times["plain"]) / interval
+
+
+def peak_memory(name: str, which: str, factor_share: float) -> int:
     """Peak resident bytes of a process of its own that does a few steps."""
-    command = [sys.executable, __file__, "--peak", name, which]
+    command = [sys.executable, __file__, "--peak", name, which, "--factor-share", str(factor_share)]
     output = subprocess.run(command, check=True, capture_output=True, text=True, env=os.environ).stdout
     return int(output.split("PEAK")[1].split()[0])
 
 
-def run_for_peak(name: str, which: str) -> None:
+def run_for_peak(name: str, which: str, factor_share: float) -> None:
     """A few steps of each kind, then this process's peak memory."""
     if which == "momentum":
+        thor.device.allow_deep_graphs()  # as TrainStep does: ResNet-50 needs it
         net, loss_fn, batch = network(name)
         thor.device.fast_convolutions(net)
         step = first_order_step(net, loss_fn)
         for _ in range(4):
             timed(step, batch)
     else:
-        phases = ThorPhases(name)
+        phases = ThorPhases(name, factor_share=factor_share)
         for phase in phases.phases().values():
             timed(phase, phases.batch)
             timed(phase, phases.batch)
@@ -168,10 +200,11 @@ def run_for_peak(name: str, which: str) -> None:
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--network", nargs="+", default=["lenet", "autoencoder", "resnet20"],
-                        choices=["autoencoder", *CLASSIFIERS])  # fmt: skip
+    parser.add_argument("--network", nargs="+", default=["lenet", "autoencoder", "resnet20"], choices=NETWORKS)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--split", default="block+mean", choices=["block", "block+mean", "block+rank"])
+    parser.add_argument("--factor-share", type=float, default=1.0, help="share of the batch that gives factors (1)")
+    parser.add_argument("--interval", type=int, nargs="+", default=[100, 834], help="for the amortised step (100 834)")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--no-memory", action="store_true", help="skip the peak-memory processes")
     parser.add_argument("--peak", nargs=2, metavar=("NETWORK", "WHICH"), help=argparse.SUPPRESS)
@@ -179,19 +212,26 @@ def main() -> None:
     thor.device.select("CPU")
     ms.set_context(mode=ms.GRAPH_MODE)
     if arguments.peak:
-        run_for_peak(*arguments.peak)
+        name, which = arguments.peak
+        run_for_peak(name, which, arguments.factor_share)
         return
     results = {}
     for name in arguments.network:
-        result = measure(name, arguments.rounds, {"split": arguments.split})
+        options = {"split": arguments.split, "factor_share": arguments.factor_share}
+        result = measure(name, arguments.rounds, options)
         print(f"{name}: curvature state {result['state_bytes'] / 2**20:.1f} MiB")
         for phase in PHASES:
             low, high = result["quartiles"][phase]
             print(
                 f"  {phase:18} {result['ms'][phase]:9.1f} ms  [{low:.1f}, {high:.1f}]  {result['ratio'][phase]:.2f} x"
             )
+        result["amortised"] = {str(each): amortised(result["ms"], each) for each in arguments.interval}
+        for interval, mean in result["amortised"].items():
+            label = f"amortised, {interval}"
+            print(f"  {label:18} {mean:9.1f} ms  {mean / result['ms']['Momentum']:.3f} x")
         if not arguments.no_memory:
-            result["peak_bytes"] = {which: peak_memory(name, which) for which in ("momentum", "thor")}
+            share = arguments.factor_share
+            result["peak_bytes"] = {which: peak_memory(name, which, share) for which in ("momentum", "thor")}
             peaks = result["peak_bytes"]
             print(f"  peak memory: Momentum {peaks['momentum'] / 2**20:.0f} MiB, THOR {peaks['thor'] / 2**20:.0f} MiB "
                   f"({peaks['thor'] / peaks['momentum']:.2f} x)")  # fmt: skip

@@ -74,6 +74,7 @@ def _thor(settings: TrainSettings, network: nn.Cell, loss: nn.Cell, steps_per_ep
         refresh=_trace_rule(own),
         interval=_interval(own),
         factor_interval=own.factor_interval,
+        factor_share=own.factor_share,
         factor_decay=own.factor_decay,
         loss_scale=thor.DynamicLossScale() if settings.loss_scale == "dynamic" else settings.loss_scale,
         clip=own.clip,

@@ -125,6 +125,7 @@ class ThorSettings(Settings):
         damping_schedule: Another way for the damping to fall, as a learning rate does; published for BERT.
         interval: Steps between refreshes: a number, or start, end and factor.
         factor_interval: Steps between curvature steps; None leaves it to the optimizer.
+        factor_share: Share of a batch's examples from which factors are gathered.
         clip: Bound on the norm of a step; None for no bound.
         clip_each: Bound on the norm of each weight's gradient, before it is preconditioned; None for no bound.
         skip: Patterns of layer names that keep their plain gradient.
@@ -144,6 +145,7 @@ class ThorSettings(Settings):
     refresh: Annotated[Refresh, _from_name("preset")] = Refresh(preset="thor_stop")
     interval: Annotated[Interval, BeforeValidator(_interval)] = Interval(start=100, end=100)
     factor_interval: Count | None = None
+    factor_share: Annotated[float, Field(gt=0, le=1)] = 1.0
     factor_decay: Share = 0.95
     momentum: Share = 0.9
     weight_decay: NonNegative = 0.0

@@ -200,25 +200,30 @@ def weight_in(cell: nn.Cell, target_kind: str) -> Parameter:
     return cell.weight
 
 
-def attach(target: Target, a_cut, g_cut, a_parameters, g_parameters, order: str = "channel") -> list[Any]:
-    """Put ports around every Cell of the target; returns them. Parameters are (blocks, probe, uses) of each factor."""
+def attach(
+    target: Target, a_cut, g_cut, a_parameters, g_parameters, order: str = "channel", share: float = 1.0
+) -> list[Any]:  # fmt: skip
+    """Put ports around every Cell of the target; returns them. Parameters are (blocks, probe, uses) of each factor.
+
+    Factors with blocks are gathered from a ``share`` of the examples; diagonals, which cost little, from all.
+    """
     ports: list[Any] = []
     for cell in target.cells:
         if target.kind in ("dense", "conv"):
-            ports += _attach_two(cell, target, a_cut, g_cut, a_parameters, g_parameters, order)
+            ports += _attach_two(cell, target, a_cut, g_cut, a_parameters, g_parameters, order, share)
         else:
-            port = PairPort(_pair_tap(cell, target, g_cut), a_parameters, g_parameters)
+            port = PairPort(_pair_tap(cell, target, g_cut, share), a_parameters, g_parameters)
             _attach_pair(cell, "thor_shift" if target.kind == "norm_shift" else "thor_scale", port)
             ports.append(port)
     return ports
 
 
-def _attach_two(cell, target, a_cut, g_cut, a_parameters, g_parameters, order) -> list[Port]:
+def _attach_two(cell, target, a_cut, g_cut, a_parameters, g_parameters, order, share) -> list[Port]:
     """A port on the input and one on the output before activation."""
     geometry = convolution.Geometry(cell) if target.kind == "conv" else None
     in_features = target.bias is not None and not a_cut.bias_apart
-    inputs = Features(f"{target.kind}_input", in_features, geometry, target.copies, order)
-    outputs = Features(f"{target.kind}_output", False, geometry, target.copies, order)
+    inputs = Features(f"{target.kind}_input", in_features, geometry, target.copies, order, share)
+    outputs = Features(f"{target.kind}_output", False, geometry, target.copies, order, share)
     thor_input = Port(InputTap(Statistics(inputs, a_cut)), *a_parameters)
     thor_output = Port(OutputTap(Statistics(outputs, g_cut)), *g_parameters)
     original = type(cell)
@@ -229,16 +234,16 @@ def _attach_two(cell, target, a_cut, g_cut, a_parameters, g_parameters, order) -
     return [thor_input, thor_output]
 
 
-def _pair_tap(cell: nn.Cell, target: Target, g_cut) -> nn.Cell:
+def _pair_tap(cell: nn.Cell, target: Target, g_cut, share: float) -> nn.Cell:
     if target.kind.startswith("norm"):
         is_layer = isinstance(cell, nn.LayerNorm)
         epsilon = cell.epsilon if is_layer else cell.eps
         return NormTap("layer" if is_layer else "batch", target.kind == "norm_scale", float(epsilon))
     if isinstance(cell, nn.Embedding):
-        outputs = Statistics(Features("dense_output", False, None, 1, "channel"), g_cut)
+        outputs = Statistics(Features("dense_output", False, None, 1, "channel", share), g_cut)
         tap = EmbeddingTap if target.kind == "embedding" else TiedEmbeddingTap
         return tap(target.a_dim, outputs)
-    return TiedDecoderTap(Statistics(Features("dense_input", False, None, 1, "channel"), g_cut))
+    return TiedDecoderTap(Statistics(Features("dense_input", False, None, 1, "channel", share), g_cut))
 
 
 def _attach_pair(cell: nn.Cell, slot: str, port: PairPort) -> None:

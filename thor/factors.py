@@ -12,6 +12,9 @@ d coordinates and R rows (examples, or example-position pairs), and a scale; the
 N counts every leading axis of a dense layer's input (K-FAC expand, Eschenhagen et al. 2023), B examples, P positions.
 With a bias, A's last coordinate is the constant 1. Then A (x) G estimates the Fisher of the per-example losses.
 
+A factor may be gathered from the first k of N examples, which are a random sample where batches are: A is a mean over
+rows and takes k for N; g = dL/ds of a mean loss carries 1 / N, so that G also needs (N / k)^2 (:func:`first_examples`).
+
 A factor is gathered block-diagonal in the first place, [c n, b, R] x [c n, R, b]: the d x d product is never formed.
 """
 
@@ -19,6 +22,15 @@ from __future__ import annotations
 
 import mindspore as ms
 from mindspore import ops
+
+
+def first_examples(x, share):
+    """The first ``share`` of x along axis 0, at least one, and how many times as many there are in all: N / k."""
+    count = x.shape[0]
+    kept = max(1, int(count * share))
+    if kept == count:
+        return x, 1.0
+    return x[:kept], count / kept
 
 
 def dense_input(x, homogeneous):

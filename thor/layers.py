@@ -155,7 +155,7 @@ def directions(factor: Factor) -> np.ndarray | None:
 class Layer:
     """A captured layer: its weights, its two factors, its ports."""
 
-    def __init__(self, target: Target, plan: BlockPlan, *, held: bool = True):
+    def __init__(self, target: Target, plan: BlockPlan, *, held: bool = True, share: float = 1.0):
         self.held = held
         self.name, self.kind, self.cells = target.name, target.kind, target.cells
         self.weight, self.bias, self.copies = target.weight, target.bias, target.copies
@@ -173,7 +173,7 @@ class Layer:
         self.positions = area if plan.order == "position" and self.a.cut.count > 1 else 1
         self.ports: list[Any] = attach(
             target, self.a.cut, self.g.cut, self.a.port_parameters, self.g.port_parameters,
-            "position" if self.positions > 1 else "channel",
+            "position" if self.positions > 1 else "channel", share,
         )  # fmt: skip
 
     @property

@@ -55,6 +55,8 @@ class THOR(nn.Cell):
         interval: steps from one candidate refresh to the next, int or callable (:class:`thor.GrowingInterval`).
         factor_interval: steps from one gathering of factors to the next. None: a tenth of ``interval``, or ``interval``
             itself where ``factor_decay`` is 0.
+        factor_share: share of a batch's examples, the first ones, from which factors are gathered; 1 for all. Where a
+            layer has many positions (convolutions) or rows, a quarter says as much for a quarter of the work.
         factor_decay: of the factors' running average, which is bias-corrected; 0 keeps the last batch only.
         inner: the optimizer that moves the weights; None for ``nn.Momentum``.
         loss_scale: number, :class:`thor.DynamicLossScale` or a ``mindspore.amp`` scaler.
@@ -76,7 +78,7 @@ class THOR(nn.Cell):
         interval: Any = 100, factor_interval: Any = None, factor_decay: float = 0.95,
         inner: nn.Optimizer | None = None, loss_scale: Any = 1.0, clip: float | None = None, skip: Any = (),
         params: Any = None, weight_decay_mode: str = "coupled", inverse: str | None = None, max_bad_steps: int = 10,
-        norms: bool = False, clip_each: float | None = None, sharing: Sharing | None = None,
+        norms: bool = False, clip_each: float | None = None, sharing: Sharing | None = None, factor_share: float = 1.0,
     ) -> None:  # fmt: skip
         super().__init__(auto_prefix=False)
         if not isinstance(net, nn.Cell):
@@ -91,7 +93,7 @@ class THOR(nn.Cell):
             damping=damping, block_size=block_size, split=split, rank=rank, refresh=refresh, interval=interval,
             factor_interval=factor_interval, factor_decay=factor_decay, clip=clip, clip_each=clip_each,
             weight_decay=weight_decay, weight_decay_mode=weight_decay_mode, skip=skip, max_bad_steps=max_bad_steps,
-            norms=norms,
+            norms=norms, factor_share=factor_share,
         )  # fmt: skip
         self._scale_rule: scales.DynamicLossScale | None
         scale, self._scale_rule = scales.read(loss_scale)
@@ -142,7 +144,8 @@ class THOR(nn.Cell):
             self.exchange = self._inverter.exchange = PieceExchange(ranks, placement, [t.name for t in targets])
             self._column_of = list(placement.column_of)
         held = [ranks is None or column == ranks.own_column for column in self._column_of]
-        self._captured = [Layer(t, plan, held=own) for t, own in zip(targets, held, strict=True)]
+        share = self.options.factor_share
+        self._captured = [Layer(t, plan, held=own, share=share) for t, own in zip(targets, held, strict=True)]
 
     def _take_profile(self, profile: Profile | None) -> None:
         """Adopt the plan that a profile chose, if there is one."""

@@ -18,23 +18,30 @@ from thor import convolution, factors
 
 
 class Features(nn.Cell):
-    """From a layer's input or output gradient to features and scale; see factors.py."""
+    """From a layer's input or output gradient to features and scale; see factors.py.
+
+    ``share`` of the examples is looked at.
+    """
 
     def __init__(
-        self, kind: str, homogeneous: bool, geometry: convolution.Geometry | None, groups: int, order: str
+        self, kind: str, homogeneous: bool, geometry: convolution.Geometry | None, groups: int, order: str,
+        share: float = 1.0,
     ):  # fmt: skip
         super().__init__(auto_prefix=False)
         self.kind, self.homogeneous, self.groups = kind, homogeneous, groups
-        self.geometry, self.by_position = geometry, order == "position"
+        self.geometry, self.by_position, self.share = geometry, order == "position", share
 
     def construct(self, x):
+        x, times = factors.first_examples(x, self.share)
         if self.kind == "dense_input":
             return factors.dense_input(x, self.homogeneous)
-        if self.kind == "dense_output":
-            return factors.dense_output(x)
         if self.kind == "conv_input":
             return factors.conv_input(x, self.geometry, self.homogeneous, self.by_position)
-        return factors.conv_output(x, self.groups)
+        if self.kind == "dense_output":
+            features, scale = factors.dense_output(x)
+        else:
+            features, scale = factors.conv_output(x, self.groups)
+        return features, scale * times * times
 
 
 class Statistics(nn.Cell):

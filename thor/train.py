@@ -70,7 +70,8 @@ class TrainStep(nn.Cell):
         self._update = Update(optimizer.inner, optimizer._captured, options.clip, decay, options.clip_each, ranks)
         if ranks is not None:
             settings = {"block plan": optimizer.plan.asnumpy().tobytes(), "sharing": ranks.sharing,
-                        "refresh": options.refresh, "factor_decay": options.factor_decay, "clip": options.clip,
+                        "refresh": options.refresh, "factor_decay": options.factor_decay,
+                        "factor_share": options.factor_share, "clip": options.clip,
                         "clip_each": options.clip_each, "accumulate": self.accumulate}  # fmt: skip
             same_everywhere(ranks, settings)
             ranks.copy_first(list(self.network.get_parameters()))

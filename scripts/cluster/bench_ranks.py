@@ -58,7 +58,7 @@ def strategies(ranks: int) -> dict[str, thor.Sharing | None]:
     return found | {"one": thor.Sharing(grad_worker_fraction=0.0)}
 
 
-def first_order_step(name: str, batch: int, ranks: int) -> tuple[Callable[..., Tensor], tuple[Tensor, Tensor]]:
+def first_order_step(name: str, batch: int, ranks: int) -> tuple[Callable[..., Tensor], tuple[Tensor, ...]]:
     """nn.Momentum with averaged gradients and a finite check, compiled; and its batch."""
     net, loss_fn, inputs = network(name, batch)
     thor.device.fast_convolutions(net)

@@ -1,12 +1,11 @@
-"""Trials of a random search, the same for everybody who runs it (pure)."""
+"""Trials of a quasi-random search, the same for everybody who runs it (pure)."""
 
 from __future__ import annotations
 
 import math
-import zlib
 from typing import Any
 
-import numpy as np
+from scipy.stats import qmc
 
 from scripts.convergence.tasks import Contender, Task
 
@@ -14,22 +13,27 @@ SHARE = "epochs_share"  # of the full schedule, for optimizers that need less of
 
 
 def trials(task: Task, contender: Contender, count: int) -> list[dict[str, Any]]:
-    """The first trial is the contender's start; the others are drawn, each from its own number only.
+    """The first trial is the contender's start; the others are points of a Sobol sequence over its space.
 
-    So a larger budget begins with the trials of a smaller one.
+    Such points are spread evenly however few they are, where a random draw may leave the better half of a range out;
+    and a larger budget begins with the trials of a smaller one. The sequence's corner and centre are left out: the
+    start stands for them.
     """
     found = [dict(contender.start)]
-    for index in range(1, count):
-        rng = np.random.default_rng([zlib.crc32(f"{task.name}/{contender.name}".encode()), index])
-        found.append({path: _drawn(values, rng) for path, values in contender.space.items()})
-    return found[:count]
+    if contender.space:
+        sequence = qmc.Sobol(len(contender.space), scramble=False).fast_forward(2)
+        for point in sequence.random(count - 1) if count > 1 else ():
+            pairs = zip(contender.space.items(), point.tolist(), strict=True)
+            found.append({path: _at(values, share) for (path, values), share in pairs})
+    return found
 
 
-def _drawn(values: Any, rng: np.random.Generator) -> Any:
+def _at(values: Any, share: float) -> Any:
+    """What lies that share of the way through a range, on a logarithmic scale, or through a list."""
     if isinstance(values, tuple):
         low, high = map(math.log, values)
-        return float(f"{math.exp(rng.uniform(low, high)):.3g}")
-    return values[int(rng.integers(len(values)))]
+        return float(f"{math.exp(low + share * (high - low)):.3g}")
+    return values[int(share * len(values))]
 
 
 def settings(task: Task, contender: Contender, values: dict[str, Any], seed: int, epochs: int) -> dict[str, Any]:
