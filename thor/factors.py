@@ -1,7 +1,9 @@
 """What the Kronecker factors A and G of a layer are (pure functions of tensors, float32).
 
-Every layer is brought to one form: *features* X [c, d, R], with c independent copies (groups of a convolution, else 1),
-d coordinates and R rows (examples, or example-position pairs), and a scale; the factor is scale * X X^T.
+Every layer is brought to one form: *features* X [e, c, d, R], with c independent copies (groups of a convolution, else
+1), d coordinates and e R rows (examples, or example-position pairs) in e parts, and a scale; the factor is scale times
+the sum of X X^T over the parts. A convolution of many positions has each example as a part: gathering all rows in one
+would copy the patches, which are its largest tensors by far.
 
     layer    rows R   A, of the input                G, of g = dL/ds, L the mean loss    source
     dense    N        (1/N) sum a a^T                N sum g g^T                         Martens & Grosse 2015
@@ -15,13 +17,16 @@ With a bias, A's last coordinate is the constant 1. Then A (x) G estimates the F
 A factor may be gathered from the first k of N examples, which are a random sample where batches are: A is a mean over
 rows and takes k for N; g = dL/ds of a mean loss carries 1 / N, so that G also needs (N / k)^2 (:func:`first_examples`).
 
-A factor is gathered block-diagonal in the first place, [c n, b, R] x [c n, R, b]: the d x d product is never formed.
+A factor is gathered block-diagonal in the first place, [e c n, b, R] x [e c n, R, b]: no d x d product is formed.
 """
 
 from __future__ import annotations
 
 import mindspore as ms
 from mindspore import ops
+
+#: Positions from which on each example is a part: of fewer, the products are larger than what they are made of.
+PART_POSITIONS = 128
 
 
 def first_examples(x, share):
@@ -34,20 +39,20 @@ def first_examples(x, share):
 
 
 def dense_input(x, homogeneous):
-    """Input rows [N, I] to features [1, I (+1), N] and A's scale 1 / N."""
+    """Input rows [N, I] to features [1, 1, I (+1), N] and A's scale 1 / N."""
     rows = x.shape[0]
-    features = x.astype(ms.float32).T.reshape(1, x.shape[1], rows)
+    features = x.astype(ms.float32).T.reshape(1, 1, x.shape[1], rows)
     return append_ones(features, homogeneous), 1.0 / rows
 
 
 def dense_output(g):
-    """Output gradients [N, O] to features [1, O, N] and G's scale N."""
+    """Output gradients [N, O] to features [1, 1, O, N] and G's scale N."""
     rows = g.shape[0]
-    return g.astype(ms.float32).T.reshape(1, g.shape[1], rows), 1.0 * rows
+    return g.astype(ms.float32).T.reshape(1, 1, g.shape[1], rows), 1.0 * rows
 
 
 def conv_input(x, geometry, homogeneous, by_position=False):
-    """Input [B, C, H, W] to features [g, (C / g) k (+1), B P] and A's scale 1 / B.
+    """Input [B, C, H, W] to features [B, g, (C / g) k (+1), P], or [1, g, ..., B P], and A's scale 1 / B.
 
     Coordinates stand in the order (channel, kernel position), or (kernel position, channel) ``by_position``.
     """
@@ -56,19 +61,24 @@ def conv_input(x, geometry, homogeneous, by_position=False):
     groups, area = geometry.groups, geometry.kernel[0] * geometry.kernel[1]
     if by_position:
         patches = patches.reshape(batch, groups, coordinates // (groups * area), area, positions)
-        features = patches.transpose(1, 3, 2, 0, 4)
-    else:
-        features = patches.transpose(1, 0, 2)
-    features = features.reshape(groups, coordinates // groups, batch * positions)
-    return append_ones(features, homogeneous), 1.0 / batch
+        patches = patches.transpose(0, 1, 3, 2, 4).reshape(batch, coordinates, positions)
+    return append_ones(parts(patches, groups), homogeneous), 1.0 / batch
 
 
 def conv_output(g, groups):
-    """Output gradients [B, O, H, W] to features [g, O / g, B P] and G's scale B / P."""
+    """Output gradients [B, O, H, W] to features [B, g, O / g, P], or [1, g, O / g, B P], and G's scale B / P."""
     batch, channels, height, width = g.shape
     positions = height * width
-    features = g.astype(ms.float32).reshape(batch, channels, positions).transpose(1, 0, 2)
-    return features.reshape(groups, channels // groups, batch * positions), 1.0 * batch / positions
+    values = g.astype(ms.float32).reshape(batch, channels, positions)
+    return parts(values, groups), 1.0 * batch / positions
+
+
+def parts(values, groups):
+    """[B, C, P] as features: each example a part where it has many positions, else all rows in one part."""
+    batch, channels, positions = values.shape
+    if positions >= PART_POSITIONS:
+        return values.reshape(batch, groups, channels // groups, positions)
+    return values.transpose(1, 0, 2).reshape(1, groups, channels // groups, batch * positions)
 
 
 def token_frequencies(ids, vocabulary):
@@ -123,26 +133,34 @@ def append_ones(features, homogeneous):
     """Add the bias's coordinate, constant 1, behind the others."""
     if not homogeneous:
         return features
-    copies, _, rows = features.shape
-    return ops.cat((features, ops.ones((copies, 1, rows), ms.float32)), 1)
+    count, copies, _, rows = features.shape
+    return ops.cat((features, ops.ones((count, copies, 1, rows), ms.float32)), 2)
 
 
 def pad_features(features, padded):
-    """Zero coordinates behind [c, d, R] up to ``padded``, so that blocks are even."""
-    copies, dim, rows = features.shape
+    """Zero coordinates behind [e, c, d, R] up to ``padded``, so that blocks are even."""
+    count, copies, dim, rows = features.shape
     if dim == padded:
         return features
-    return ops.cat((features, ops.zeros((copies, padded - dim, rows), ms.float32)), 1)
+    return ops.cat((features, ops.zeros((count, copies, padded - dim, rows), ms.float32)), 2)
+
+
+def over_parts(values):
+    """The sum of [e, ...] over the parts, by a product: MindSpore's CPU sums along the first axis slowly."""
+    count = values.shape[0]
+    if count == 1:
+        return values[0]
+    return ops.matmul(ops.ones((1, count), ms.float32), values.reshape(count, -1)).reshape(values.shape[1:])
 
 
 def block_gram(features, scale, size, count):
-    """The diagonal blocks [c, n, b, b] of scale * X X^T for padded features [c, n b, R]."""
-    copies, _, rows = features.shape
+    """The diagonal blocks [c, n, b, b] of scale * X X^T for padded features [e, c, n b, R]."""
+    many, copies, _, rows = features.shape
     if size == 1:
-        return ((features * features).sum(-1) * scale).reshape(copies, count, 1, 1)
-    blocks = features.reshape(copies * count, size, rows)
+        return (over_parts((features * features).sum(-1)) * scale).reshape(copies, count, 1, 1)
+    blocks = features.reshape(many * copies * count, size, rows)
     gram = ops.BatchMatMul(transpose_b=True)(blocks, blocks)
-    return (gram * scale).reshape(copies, count, size, size)
+    return over_parts(gram.reshape(many, copies, count, size, size)) * scale
 
 
 def scaled_mean(features, scale, bias_apart=False):
@@ -152,8 +170,10 @@ def scaled_mean(features, scale, bias_apart=False):
     taken out (Jensen). For a dense layer's A it is the mean input itself. With ``bias_apart`` the features have no
     coordinate for the bias, and the mean of its constant 1, sqrt(scale R), is added behind theirs.
     """
-    copies, _, rows = features.shape
-    mean = (features.sum(-1) * (scale / rows) ** 0.5).expand_dims(-1)
+    many, copies, dim, each = features.shape
+    rows = many * each
+    sums = ops.matmul(features.reshape(-1, each), ops.ones((each, 1), ms.float32)).reshape(many, copies, dim, 1)
+    mean = over_parts(sums) * (scale / rows) ** 0.5
     if not bias_apart:
         return mean
     return ops.cat((mean, ops.full((copies, 1, 1), (scale * rows) ** 0.5, dtype=ms.float32)), 1)
@@ -161,8 +181,9 @@ def scaled_mean(features, scale, bias_apart=False):
 
 def sketch(features, scale, probe):
     """Z = scale * X (X^T Q), [c, n b, r] for Q [c, n b, r]: the factor applied to Q without forming it."""
-    rows = ops.BatchMatMul(transpose_a=True)(probe, features)
-    return ops.BatchMatMul(transpose_b=True)(features, rows) * scale
+    each = probe.expand_dims(0).broadcast_to(features.shape[:1] + probe.shape)
+    rows = ops.BatchMatMul(transpose_a=True)(each, features)
+    return over_parts(ops.BatchMatMul(transpose_b=True)(features, rows)) * scale
 
 
 def bias_trace(beside, uses):

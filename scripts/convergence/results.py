@@ -66,6 +66,8 @@ def read_outcome(folder: Path, contender: str, seed: int, metric: str) -> Outcom
     if not summary["finished"]:
         return None
     lines = tuple(line for line in read_metrics(folder) if line["kind"] in ("epoch", "eval") and metric in line)
+    if not lines:
+        raise ValueError(f"{folder}: the run is finished, but its lines have no {metric}; remove the folder and go on")
     compiling = summary["phases"].get("compiling", [0, 0.0])[1]
     return Outcome(contender, seed, lines, compiling, summary["refreshes"]["update"], summary["memory"]["peak"])
 

@@ -47,7 +47,7 @@ class Kernel:
 class Layer:
     """One weight: a layer used once or twice, or two layers that are tied."""
 
-    kind: str  # one of CAPTURED, "batch_norm" or "layer_norm"
+    kind: str  # one of CAPTURED, "batch_norm", "batch_norm_1d" or "layer_norm"
     inputs: int
     outputs: int
     bias: bool = False
@@ -76,10 +76,12 @@ class Plan:
     pooling: str = "flatten"  # between convolutions and dense layers; or "mean" over pixels
     half: bool = False  # Cells compute in float16
     path: str = "native"  # of convolutions: THOR_CONVOLUTION
+    parts: bool = False  # whether factors of convolutions are gathered example by example
     block_size: int = 128
     split: str = "block"
     rank: int = 1
     order: str = "channel"
+    share: float = 1.0  # of the examples, for factors
     damping: float = 0.1
     seed: int = 0
 
@@ -137,6 +139,8 @@ def _cell(layer: Layer, inside: bool) -> nn.Cell:
         return nn.Embedding(layer.inputs, layer.outputs)
     if layer.kind == "batch_norm":
         return nn.BatchNorm2d(layer.inputs)
+    if layer.kind == "batch_norm_1d":
+        return nn.BatchNorm1d(layer.inputs)
     if layer.kind == "layer_norm":
         return nn.LayerNorm((layer.inputs,))
     k = layer.kernel
@@ -182,15 +186,15 @@ def loss_fn(output, target):
 
 
 @st.composite
-def dense_layers(draw, inputs: int, most: int) -> list[Layer]:
-    """1 to ``most`` dense layers, now and then a LayerNorm before one."""
+def dense_layers(draw, inputs: int, most: int, norms: tuple[str, ...] = ("layer_norm",)) -> list[Layer]:
+    """1 to ``most`` dense layers, now and then a normalisation before one."""
     found: list[Layer] = []
     for _ in range(draw(st.integers(1, most))):
         use = draw(st.sampled_from(["once", "once", "once", "twice", "tied"])) if inputs <= 9 else "once"
         width = inputs if use != "once" else draw(st.integers(1, 9))
         activation = draw(st.sampled_from(ACTIVATIONS))
         if draw(st.integers(0, 4)) == 0 and inputs > 1:
-            found.append(Layer("layer_norm", inputs, inputs))
+            found.append(Layer(draw(st.sampled_from(norms)), inputs, inputs))
         found.append(Layer("dense", inputs, width, draw(st.booleans()), activation, draw(st.booleans()), use))
         inputs = width
     return found
@@ -227,7 +231,7 @@ def pictures(draw) -> Plan:
     pooling = draw(st.sampled_from(["flatten", "mean"]))
     inputs = channels * (size[0] * size[1] if pooling == "flatten" else 1)
     found.append(Layer("dense", inputs, draw(st.integers(1, 4)), draw(st.booleans())))
-    return Plan(tuple(found), shape, pooling, path=draw(st.sampled_from(["native", "patches"])))
+    return Plan(tuple(found), shape, pooling, False, draw(st.sampled_from(["native", "patches"])), draw(st.booleans()))
 
 
 @st.composite
@@ -235,9 +239,11 @@ def rows(draw) -> Plan:
     """1 to 4 dense layers over rows with up to two leading axes, in float32 or float16."""
     inputs = draw(st.integers(1, 12))
     leading = draw(st.lists(st.integers(1, 4), max_size=1))
-    layers = draw(dense_layers(inputs, 4))
+    examples = draw(st.integers(1, 7))
+    norms = ("layer_norm", "batch_norm_1d") if not leading and examples > 2 else ("layer_norm",)
+    layers = draw(dense_layers(inputs, 4, norms))
     half = draw(st.integers(0, 3)) == 0 and all(layer.kind == "dense" for layer in layers)
-    return Plan(tuple(layers), (draw(st.integers(1, 7)), *leading, inputs), half=half)
+    return Plan(tuple(layers), (examples, *leading, inputs), half=half)
 
 
 @st.composite
@@ -262,9 +268,9 @@ def plans(draw, aside: bool | None = None) -> Plan:
         kinds = ["frozen", "skipped", *(["frozen bias"] if layers[at].bias else [])]
         layers[at] = Layer(**{**vars(layers[at]), "aside": draw(st.sampled_from(kinds))})
     return Plan(
-        tuple(layers), net.shape, net.pooling, net.half, net.path,
+        tuple(layers), net.shape, net.pooling, net.half, net.path, parts=net.parts,
         block_size=draw(st.one_of(st.integers(1, 12), st.just(128))),
         split=draw(st.sampled_from(["block", "block+mean", "block+rank"])), rank=draw(st.integers(1, 3)),
-        order=draw(st.sampled_from(["channel", "position"])),
+        order=draw(st.sampled_from(["channel", "position"])), share=draw(st.sampled_from([1.0, 1.0, 0.5, 0.3])),
         damping=draw(st.sampled_from([0.01, 0.03, 0.1, 0.5, 3.0])), seed=draw(st.integers(0, 1000)),
     )  # fmt: skip

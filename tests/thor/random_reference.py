@@ -63,17 +63,29 @@ def run_twin(plan: Plan, x: Tensor, target: Tensor) -> Pass:
     return Pass(calls, found, values)
 
 
-def whole_factors(layer: Layer, x: np.ndarray, g: np.ndarray) -> list[tuple[Sums, Sums]]:
-    """(A, G) of one call, a pair per group; an embedding's A as the vector on its diagonal."""
+def first(values: np.ndarray, share: float) -> np.ndarray:
+    """A share of the examples, at least one."""
+    return values[: max(1, int(len(values) * share))]
+
+
+def whole_factors(layer: Layer, x: np.ndarray, g: np.ndarray, share: float) -> list[tuple[Sums, Sums]]:
+    """(A, G) of one call, a pair per group; an embedding's A as the vector on its diagonal.
+
+    With a ``share`` of the examples those of a batch that has no others: its mean loss gives them larger gradients.
+    """
     g = g.astype(np.float64)
     if layer.kind == "conv":
-        return _of_convolution(layer, x, g)
+        part = first(g, share)
+        return _of_convolution(layer, first(x, share), part * (len(g) / len(part)))
     rows = g.reshape(-1, layer.outputs)
+    count = len(rows)
+    rows = first(rows, share)
+    rows = rows * (count / len(rows))
     if layer.kind == "embedding":
-        counts = np.bincount(x.reshape(-1), minlength=layer.inputs) / len(rows)
+        counts = np.bincount(x.reshape(-1), minlength=layer.inputs) / count
         _, of_g = reference.dense_factors(rows, rows, False)
         return [(Sums(counts, counts), Sums(of_g, rows.sum(0)))]
-    inputs = x.reshape(-1, layer.inputs).astype(np.float64)
+    inputs = first(x.reshape(-1, layer.inputs), share).astype(np.float64)
     of_a, of_g = reference.dense_factors(inputs, rows, layer.homogeneous)
     mean = inputs.mean(0)
     return [(Sums(of_a, np.append(mean, 1.0) if layer.homogeneous else mean), Sums(of_g, rows.sum(0)))]
@@ -97,11 +109,11 @@ def _of_convolution(layer: Layer, x: np.ndarray, g: np.ndarray) -> list[tuple[Su
 
 def factors_of(plan: Plan, made: Pass, layer_at: int) -> list[tuple[Sums, Sums]]:
     """(A, G) of a layer of the plan per group, summed over its calls."""
-    first = sum(1 if y.use == "once" else 2 for y in plan.layers[:layer_at])
+    call = sum(1 if y.use == "once" else 2 for y in plan.layers[:layer_at])
     layer = plan.layers[layer_at]
-    total = whole_factors(*made.calls[first])
+    total = whole_factors(*made.calls[call], plan.share)
     if layer.use != "once":
-        again = whole_factors(*made.calls[first + 1])
+        again = whole_factors(*made.calls[call + 1], plan.share)
         total = [(a + c, b + d) for (a, b), (c, d) in zip(total, again, strict=True)]
     return total
 

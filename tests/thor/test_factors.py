@@ -26,7 +26,7 @@ def dense(blocks):
 
 
 def gram(features, scale, size):
-    dim = features.shape[1]
+    dim = features.shape[2]
     count = -(-dim // size)
     return factors.block_gram(factors.pad_features(features, size * count), scale, size, count)
 
@@ -67,9 +67,16 @@ def seen_by(conv, x):
     return reference.patches(x.asnumpy(), kernel, stride, dilation, pads)
 
 
+@pytest.fixture(params=[1, 10**9], ids=["examples apart", "all rows in one"])
+def parts_from(request, monkeypatch):
+    """Both forms of a convolution's features."""
+    monkeypatch.setattr(factors, "PART_POSITIONS", request.param)
+    return request.param
+
+
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_convolution_factors_equal_the_patches_gram_matrices(variant, bias):
+def test_convolution_factors_equal_the_patches_gram_matrices(variant, bias, parts_from):
     conv = nn.Conv2d(4, 8, has_bias=bias, **VARIANTS[variant])
     x = tensor(2, 4, 6, 7)
     seen = seen_by(conv, x)
@@ -77,8 +84,9 @@ def test_convolution_factors_equal_the_patches_gram_matrices(variant, bias):
     wanted = reference.conv_factors(seen, g.asnumpy(), conv.group, bias)
     inputs, a_scale = factors.conv_input(x, Geometry(conv), bias)
     outputs, g_scale = factors.conv_output(g, conv.group)
-    a = gram(inputs, a_scale, inputs.shape[1]).asnumpy()
-    h = gram(outputs, g_scale, outputs.shape[1]).asnumpy()
+    assert len(inputs) == len(outputs) == (2 if parts_from == 1 else 1)
+    a = gram(inputs, a_scale, inputs.shape[2]).asnumpy()
+    h = gram(outputs, g_scale, outputs.shape[2]).asnumpy()
     assert len(a) == len(h) == conv.group
     for k, (wanted_a, wanted_g) in enumerate(wanted):
         np.testing.assert_allclose(a[k, 0], wanted_a, rtol=1e-5, atol=1e-4)  # entries reach a hundred
@@ -105,7 +113,7 @@ def test_the_mean_is_the_largest_that_leaves_the_rest_positive_semi_definite():
     assert np.linalg.eigvalsh(full - 1.01 * np.outer(mean, mean))[0] < -1e-3
 
 
-def test_the_mean_of_a_convolutions_patches_is_scaled_with_their_number():
+def test_the_mean_of_a_convolutions_patches_is_scaled_with_their_number(parts_from):
     conv = nn.Conv2d(2, 3, 3, pad_mode="valid", has_bias=True)
     x = tensor(2, 2, 5, 5)
     rows = reference.with_ones(seen_by(conv, x).reshape(2 * 9, -1))
@@ -114,11 +122,20 @@ def test_the_mean_of_a_convolutions_patches_is_scaled_with_their_number():
     np.testing.assert_allclose(mean, 3 * rows.mean(0), **CLOSE)  # sqrt(rows / B) = sqrt(9)
 
 
-def test_a_sketch_is_the_factor_times_the_probe():
-    features, scale = factors.dense_input(tensor(7, 6), False)
-    probe = tensor(1, 6, 2)
-    full = gram(features, scale, 6)[0, 0].asnumpy()
-    np.testing.assert_allclose(factors.sketch(features, scale, probe)[0].asnumpy(), full @ probe.asnumpy()[0], **CLOSE)
+def test_a_sketch_is_the_factor_times_the_probe(parts_from):
+    of_groups = factors.conv_output(tensor(3, 12, 2, 2), 2)
+    for features, scale in (factors.dense_input(tensor(7, 6), False), of_groups):
+        copies = features.shape[1]
+        probe = tensor(copies, 6, 2)
+        full = gram(features, scale, 6)[:, 0].asnumpy()
+        np.testing.assert_allclose(factors.sketch(features, scale, probe).asnumpy(), full @ probe.asnumpy(), **CLOSE)
+
+
+def test_blocks_of_one_are_the_diagonal_in_both_forms(parts_from):
+    g = tensor(3, 4, 2, 3)
+    features, scale = factors.conv_output(g, 2)
+    squares = (g.asnumpy() ** 2).sum((0, 2, 3)) * scale
+    np.testing.assert_allclose(gram(features, scale, 1).asnumpy().reshape(-1), squares, rtol=1e-5)
 
 
 def test_the_traces_are_per_copy():

@@ -6,6 +6,7 @@ same. A failure prints the smallest plan that Hypothesis finds for it.
 
 import os
 import tempfile
+from contextlib import contextmanager
 from unittest import mock
 
 import mindspore as ms
@@ -19,6 +20,7 @@ from tests import reference
 from tests.networks import make, values
 from tests.thor import random_reference as wanted
 from tests.thor.random_networks import batches, build, loss_fn, plans
+from thor import factors
 
 CASES = int(os.environ.get("THOR_FUZZ_CASES", "0"))
 FUZZ = settings(
@@ -26,6 +28,7 @@ FUZZ = settings(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )  # fmt: skip
 FUZZ_STEPS = settings(FUZZ, max_examples=CASES // 3 + 1 if CASES else 3)  # six steps a network instead of one
+NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.LayerNorm)
 EPSILON = float(np.finfo(np.float32).eps)
 
 
@@ -37,13 +40,19 @@ def draw(plan, count=1):
 def optimize(plan, net, **options):
     """(optimizer, step) with the plan's settings."""
     chosen = thor.BlockPlan(block_size=plan.block_size, split=plan.split, rank=plan.rank, order=plan.order)
-    given_ = {"lr": 1.0, "damping": plan.damping, "block_size": chosen, "skip": skipped(plan)} | options
+    given_ = {"lr": 1.0, "damping": plan.damping, "block_size": chosen, "skip": skipped(plan),
+              "factor_share": plan.share} | options  # fmt: skip
     with convolutions(plan):
         return make(net, loss_fn=loss_fn, **given_)
 
 
+@contextmanager
 def convolutions(plan):
-    return mock.patch.dict(os.environ, {"THOR_CONVOLUTION": plan.path})
+    """Convolutions, and the gathering of their factors, take the plan's way."""
+    positions = 1 if plan.parts else factors.PART_POSITIONS
+    with mock.patch.dict(os.environ, {"THOR_CONVOLUTION": plan.path}), \
+            mock.patch.object(factors, "PART_POSITIONS", positions):  # fmt: skip
+        yield
 
 
 def cells_of(plan, net, name):
@@ -292,7 +301,7 @@ def test_what_is_frozen_or_skipped_has_no_factors_and_a_reason(plan):
             assert all((after[p.name] == made.weights[p.name]).all() for p in cell.get_parameters())
         elif layer.aside == "frozen bias":
             assert (after[cell.bias.name] == made.weights[cell.bias.name]).all()
-        elif layer.aside == "skipped" or isinstance(cell, (nn.BatchNorm2d, nn.LayerNorm)):
+        elif layer.aside == "skipped" or isinstance(cell, NORMS):
             for p in cell.trainable_params():
                 plain = made.weights[p.name] - 0.1 * made.gradients[p.name]
                 scale = 1e-5 * np.abs(made.gradients[p.name]).max() + 2 * EPSILON * np.abs(plain).max()
