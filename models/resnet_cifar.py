@@ -32,17 +32,22 @@ class BasicBlock(nn.Cell):
 
 
 class ResNetCifar(nn.Cell):
-    """Images [B, C, 32, 32] to logits [B, classes]; 6 n + 2 layers for n blocks a stage."""
+    """Images [B, C, 32, 32] to logits [B, classes]; 6 n + 2 layers for n blocks a stage.
 
-    def __init__(self, blocks_per_stage: int, num_classes: int = 10, in_channels: int = 3) -> None:
+    ``width`` is that of the first stage; the paper's is 16.
+    """
+
+    def __init__(self, blocks_per_stage: int, num_classes: int = 10, in_channels: int = 3, width: int = 16) -> None:
         super().__init__()
-        self.conv1 = conv(in_channels, 16, 3, 1)
-        self.norm1 = nn.BatchNorm2d(16)
+        if isinstance(width, bool) or not isinstance(width, int) or width < 1:
+            raise ValueError(f"width must be an int of at least 1, but got {width!r}")
+        self.conv1 = conv(in_channels, width, 3, 1)
+        self.norm1 = nn.BatchNorm2d(width)
         self.relu = nn.ReLU()
-        self.stage1 = _stage(16, 16, blocks_per_stage, stride=1)
-        self.stage2 = _stage(16, 32, blocks_per_stage, stride=2)
-        self.stage3 = _stage(32, 64, blocks_per_stage, stride=2)
-        self.fc = nn.Dense(64, num_classes)
+        self.stage1 = _stage(width, width, blocks_per_stage, stride=1)
+        self.stage2 = _stage(width, 2 * width, blocks_per_stage, stride=2)
+        self.stage3 = _stage(2 * width, 4 * width, blocks_per_stage, stride=2)
+        self.fc = nn.Dense(4 * width, num_classes)
 
     def construct(self, x: Tensor) -> Tensor:
         """Logits of a batch of images."""
@@ -51,29 +56,29 @@ class ResNetCifar(nn.Cell):
         return self.fc(x.mean((2, 3)))
 
 
-def resnet8(num_classes: int = 10, in_channels: int = 3) -> ResNetCifar:
+def resnet8(num_classes: int = 10, in_channels: int = 3, width: int = 16) -> ResNetCifar:
     """ResNet-8: one block a stage. Not in the paper; what a processor without accelerator trains in minutes."""
-    return ResNetCifar(1, num_classes, in_channels)
+    return ResNetCifar(1, num_classes, in_channels, width)
 
 
-def resnet20(num_classes: int = 10, in_channels: int = 3) -> ResNetCifar:
+def resnet20(num_classes: int = 10, in_channels: int = 3, width: int = 16) -> ResNetCifar:
     """ResNet-20: three blocks a stage."""
-    return ResNetCifar(3, num_classes, in_channels)
+    return ResNetCifar(3, num_classes, in_channels, width)
 
 
-def resnet32(num_classes: int = 10, in_channels: int = 3) -> ResNetCifar:
+def resnet32(num_classes: int = 10, in_channels: int = 3, width: int = 16) -> ResNetCifar:
     """ResNet-32: five blocks a stage."""
-    return ResNetCifar(5, num_classes, in_channels)
+    return ResNetCifar(5, num_classes, in_channels, width)
 
 
-def resnet44(num_classes: int = 10, in_channels: int = 3) -> ResNetCifar:
+def resnet44(num_classes: int = 10, in_channels: int = 3, width: int = 16) -> ResNetCifar:
     """ResNet-44: seven blocks a stage."""
-    return ResNetCifar(7, num_classes, in_channels)
+    return ResNetCifar(7, num_classes, in_channels, width)
 
 
-def resnet56(num_classes: int = 10, in_channels: int = 3) -> ResNetCifar:
+def resnet56(num_classes: int = 10, in_channels: int = 3, width: int = 16) -> ResNetCifar:
     """ResNet-56: nine blocks a stage."""
-    return ResNetCifar(9, num_classes, in_channels)
+    return ResNetCifar(9, num_classes, in_channels, width)
 
 
 def _stage(in_channels: int, out_channels: int, blocks: int, stride: int) -> nn.SequentialCell:

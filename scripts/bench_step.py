@@ -145,23 +145,25 @@ def timed(step: Callable[..., Tensor], batch: tuple[Tensor, ...]) -> float:
     return time.perf_counter() - start
 
 
-def measure(name: str, rounds: int, options: dict[str, Any]) -> dict[str, Any]:
+def measure(name: str, rounds: int, size: int | None, own: bool, options: dict[str, Any]) -> dict[str, Any]:
     """Median milliseconds of each phase over interleaved rounds, and ratios to Momentum."""
-    net, loss_fn, batch = network(name)
+    net, loss_fn, batch = network(name, size)
     thor.device.fast_convolutions(net)
-    other, _, _ = network(name)
-    thor.device.fast_convolutions(other)
-    phases = ThorPhases(name, **options)
-    steps = {"Momentum": first_order_step(net, loss_fn), "TrainOneStepCell": own_step(other, loss_fn)} | phases.phases()
-    times: dict[str, list[float]] = {phase: [] for phase in PHASES}
+    phases = ThorPhases(name, size, **options)
+    steps = {"Momentum": first_order_step(net, loss_fn)} | phases.phases()
+    if own:
+        other, _, _ = network(name, size)
+        thor.device.fast_convolutions(other)
+        steps["TrainOneStepCell"] = own_step(other, loss_fn)
+    times: dict[str, list[float]] = {phase: [] for phase in PHASES if phase in steps}
     for index in range(rounds + 2):
-        for phase in ("refresh", "curvature", "plain", "Momentum", "TrainOneStepCell"):
+        for phase in reversed(times):
             seconds = timed(steps[phase], batch)
             if index >= 2:  # compilation and warm-up
                 times[phase].append(seconds * 1e3)
-    median = {phase: float(np.median(times[phase])) for phase in PHASES}
-    spread = {phase: [float(q) for q in np.percentile(times[phase], (25, 75))] for phase in PHASES}
-    ratio = {phase: median[phase] / median["Momentum"] for phase in PHASES}
+    median = {phase: float(np.median(times[phase])) for phase in times}
+    spread = {phase: [float(q) for q in np.percentile(times[phase], (25, 75))] for phase in times}
+    ratio = {phase: median[phase] / median["Momentum"] for phase in times}
     return {"ms": median, "quartiles": spread, "ratio": ratio, "state_bytes": phases.optimizer.memory()["total"]}
 
 
@@ -172,24 +174,25 @@ def amortised(times: dict[str, float], interval: int) -> float:
     return (curvature + (interval - gathers) * times["plain"]) / interval
 
 
-def peak_memory(name: str, which: str, factor_share: float) -> int:
+def peak_memory(name: str, which: str, size: int | None, factor_share: float) -> int:
     """Peak resident bytes of a process of its own that does a few steps."""
     command = [sys.executable, __file__, "--peak", name, which, "--factor-share", str(factor_share)]
+    command += [] if size is None else ["--batch", str(size)]
     output = subprocess.run(command, check=True, capture_output=True, text=True, env=os.environ).stdout
     return int(output.split("PEAK")[1].split()[0])
 
 
-def run_for_peak(name: str, which: str, factor_share: float) -> None:
+def run_for_peak(name: str, which: str, size: int | None, factor_share: float) -> None:
     """A few steps of each kind, then this process's peak memory."""
     if which == "momentum":
         thor.device.allow_deep_graphs()  # as TrainStep does: ResNet-50 needs it
-        net, loss_fn, batch = network(name)
+        net, loss_fn, batch = network(name, size)
         thor.device.fast_convolutions(net)
         step = first_order_step(net, loss_fn)
         for _ in range(4):
             timed(step, batch)
     else:
-        phases = ThorPhases(name, factor_share=factor_share)
+        phases = ThorPhases(name, size, factor_share=factor_share)
         for phase in phases.phases().values():
             timed(phase, phases.batch)
             timed(phase, phases.batch)
@@ -202,6 +205,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--network", nargs="+", default=["lenet", "autoencoder", "resnet20"], choices=NETWORKS)
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--batch", type=int, help="examples; each network has its own number")
+    parser.add_argument("--without-own", action="store_true", help="leave out TrainOneStepCell")
     parser.add_argument("--split", default="block+mean", choices=["block", "block+mean", "block+rank"])
     parser.add_argument("--factor-share", type=float, default=1.0, help="share of the batch that gives factors (1)")
     parser.add_argument("--interval", type=int, nargs="+", default=[100, 834], help="for the amortised step (100 834)")
@@ -213,14 +218,14 @@ def main() -> None:
     ms.set_context(mode=ms.GRAPH_MODE)
     if arguments.peak:
         name, which = arguments.peak
-        run_for_peak(name, which, arguments.factor_share)
+        run_for_peak(name, which, arguments.batch, arguments.factor_share)
         return
     results = {}
     for name in arguments.network:
         options = {"split": arguments.split, "factor_share": arguments.factor_share}
-        result = measure(name, arguments.rounds, options)
+        result = measure(name, arguments.rounds, arguments.batch, not arguments.without_own, options)
         print(f"{name}: curvature state {result['state_bytes'] / 2**20:.1f} MiB")
-        for phase in PHASES:
+        for phase in result["ms"]:
             low, high = result["quartiles"][phase]
             print(
                 f"  {phase:18} {result['ms'][phase]:9.1f} ms  [{low:.1f}, {high:.1f}]  {result['ratio'][phase]:.2f} x"
@@ -230,8 +235,8 @@ def main() -> None:
             label = f"amortised, {interval}"
             print(f"  {label:18} {mean:9.1f} ms  {mean / result['ms']['Momentum']:.3f} x")
         if not arguments.no_memory:
-            share = arguments.factor_share
-            result["peak_bytes"] = {which: peak_memory(name, which, share) for which in ("momentum", "thor")}
+            about = (arguments.batch, arguments.factor_share)
+            result["peak_bytes"] = {which: peak_memory(name, which, *about) for which in ("momentum", "thor")}
             peaks = result["peak_bytes"]
             print(f"  peak memory: Momentum {peaks['momentum'] / 2**20:.0f} MiB, THOR {peaks['thor'] / 2**20:.0f} MiB "
                   f"({peaks['thor'] / peaks['momentum']:.2f} x)")  # fmt: skip

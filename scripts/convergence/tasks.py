@@ -92,31 +92,34 @@ def _second_order(space: Space, start: Mapping[str, Any], fixed: Mapping[str, An
 _GROWING = {"start": 10, "end": 60, "factor": 1.3}
 
 AUTOENCODER = Task(
-    "autoencoder", "Autoencoder 784-1000-500-250-30 and back, Fashion-MNIST, batch 1000", "test_error", 20,
-    {"network": "autoencoder", "loss": "squared_error", "batch_size": 1000, "eval_every_steps": 15},
+    "autoencoder", "Autoencoder 784-1000-500-250-30 and back, Fashion-MNIST, batch 1000", "test_error", 10,
+    {"network": "autoencoder", "loss": "squared_error", "batch_size": 1000, "eval_every_steps": 20},
     (
         *_first_order({"momentum": (2e-4, 2e-3, 1e-2), "adam": (3e-4, 1e-3, 6e-3), "adafactor": (3e-3, 1e-2, 0.1)},
                       [0.0]),
         *_second_order(
             {"thor.learning_rate": (0.3, 1.5), "thor.damping": (0.3, 30.0), "thor.clip": (0.3, 10.0),
-             "epochs_share": [0.25, 0.5]},
-            {"thor.learning_rate": 1.0, "thor.damping": 10.0, "thor.clip": 1.0, "epochs_share": 0.5},
-            {"thor.schedule": "cosine", "thor.split": "block+rank", "thor.rank": 16, "thor.interval": _GROWING},
+             "epochs_share": [0.2, 0.3]},
+            {"thor.learning_rate": 1.0, "thor.damping": 10.0, "thor.clip": 1.0, "epochs_share": 0.3},
+            {"thor.schedule": "cosine", "thor.split": "block+rank", "thor.rank": 16, "thor.interval": _GROWING,
+             "thor.factor_interval": 4},
         ),
     ),
 )  # fmt: skip
 
-_CLASSIFIER = {"network": "resnet8", "network_options": {"in_channels": 1}, "eval_every_steps": 117,
-               "data": {"name": "fashion_mnist", "crop": 2, "flip": True}}  # fmt: skip
+_TRAIN = 10_000  # images: a run of ten epochs in a minute or two, so that everybody can be tuned and repeated
+_CLASSIFIER = {"network": "resnet8", "network_options": {"in_channels": 1, "width": 8},
+               "data": {"name": "fashion_mnist", "crop": 2, "flip": True, "train_size": _TRAIN, "test_size": 5000}}
 
 
 def _residual(batch: int, factor: float) -> Task:
     """ResNet-8 at a batch; learning rates are scaled by a factor."""
+    steps = _TRAIN // batch
     rates = {"momentum": (0.02, 0.1, 0.4), "adam": (5e-4, 2e-3, 8e-3), "adafactor": (3e-3, 1e-2, 6e-2)}
     scaled = {name: (low * factor, first * factor, high * factor) for name, (low, first, high) in rates.items()}
     return Task(
-        f"resnet8-{batch}", f"ResNet-8, Fashion-MNIST, batch {batch}", "test_accuracy", 12,
-        {**_CLASSIFIER, "batch_size": batch, "eval_every_steps": max(1, 60000 // batch // 4)},
+        f"resnet8-{batch}", f"ResNet-8 of width 8, 10,000 images of Fashion-MNIST, batch {batch}", "test_accuracy", 15,
+        {**_CLASSIFIER, "batch_size": batch, "eval_every_steps": max(1, steps // 3)},
         (
             *_first_order(scaled, [5e-4, 1e-4]),
             *_second_order(
@@ -124,8 +127,8 @@ def _residual(batch: int, factor: float) -> Task:
                  "thor.clip": (1e-3, 1e-1), "thor.weight_decay": [5e-4, 1e-3], "epochs_share": [0.5]},
                 {"thor.learning_rate": 0.05 * factor, "thor.damping": 0.03, "thor.clip": 3e-3 * factor**2,
                  "thor.weight_decay": 5e-4, "epochs_share": 0.5},
-                {"thor.schedule": "cosine", "thor.interval": {"start": 20, "end": 234, "factor": 1.3},
-                 "thor.factor_interval": 20},
+                {"thor.schedule": "cosine", "thor.interval": {"start": 10, "end": max(10, steps), "factor": 1.3},
+                 "thor.factor_interval": 5, "thor.factor_share": 0.5},
             ),
         ),
     )  # fmt: skip

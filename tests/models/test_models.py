@@ -31,6 +31,13 @@ def test_lenet_takes_both_image_sizes():
         models.lenet5(image_size=30)
 
 
+def test_a_narrower_residual_network_has_its_widths_in_proportion():
+    network = models.resnet8(width=4)
+    assert [network.conv1.out_channels, network.fc.in_channels] == [4, 16]
+    with pytest.raises(ValueError, match="width must be an int of at least 1, but got 0"):
+        models.resnet8(width=0)
+
+
 @pytest.mark.parametrize("factory, layers", [(models.resnet20, 20), (models.resnet32, 32), (models.resnet44, 44)])
 def test_depth_is_in_the_name(factory, layers):
     kernels = [p for p in factory().trainable_params() if p.ndim in (2, 4) and "shortcut" not in p.name]
