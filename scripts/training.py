@@ -24,6 +24,7 @@ from scripts.errors import UserError, writing
 from scripts.evaluation import Evaluator, Scores
 from scripts.feeds import Feeds
 from scripts.heartbeat import Heart
+from scripts.occupied import occupied
 from scripts.optimizers import Stepper, build_stepper
 from scripts.phases import Phases
 from scripts.position import Position
@@ -85,6 +86,16 @@ def train(settings: TrainSettings, resume: bool | str = False, console: Console 
     ranks = join(settings)
     start = ranks.step_of_first(_step_to_resume(settings, folder, resume) if ranks.leads else -1)
     run = _prepare(ranks.settings(settings), folder, device, ranks, heart, console or Console())
+    with occupied(folder, ranks.leads):
+        _train(run, settings, start)
+    ranks.wait_for_all()  # msrun kills the others as soon as one has ended with a status, as after a request to end
+    heart.beat(run.position.step, heartbeat.DONE)
+    return run
+
+
+def _train(run: Run, settings: TrainSettings, start: int) -> None:
+    """From step ``start`` on, or anew if it is negative; ``settings`` are those of the whole job."""
+    folder, ranks = run.folder, run.ranks
     if start >= 0:
         run.position = checkpoint.load(folder / CHECKPOINTS, start, run.cells)
         run.phases.restore(run.position.phases)
@@ -92,7 +103,6 @@ def train(settings: TrainSettings, resume: bool | str = False, console: Console 
         ranks.copy_first(list(run.network.get_parameters()))  # a factory of the user's may draw without the seed
     if start < 0 and ranks.leads:
         with writing(folder, "nothing is trained yet"):
-            folder.mkdir(parents=True, exist_ok=True)
             checkpoint.clear(folder / CHECKPOINTS)
             (folder / "summary.json").unlink(missing_ok=True)
             save_config(with_ranks(settings), folder / CONFIG)
@@ -108,9 +118,6 @@ def train(settings: TrainSettings, resume: bool | str = False, console: Console 
     about = _about(run)
     if ranks.leads:
         write_summary(folder, about)
-    ranks.wait_for_all()  # msrun kills the others as soon as one has ended with a status, as after a request to end
-    heart.beat(run.position.step, heartbeat.DONE)
-    return run
 
 
 def _step_to_resume(settings: TrainSettings, folder: Path, resume: bool | str) -> int:
