@@ -19,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+os.environ.setdefault("GLOG_v", "3")  # MindSpore: errors only, before it is imported
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import mindspore as ms
@@ -156,8 +157,9 @@ def measure(name: str, rounds: int, size: int | None, own: bool, options: dict[s
         thor.device.fast_convolutions(other)
         steps["TrainOneStepCell"] = own_step(other, loss_fn)
     times: dict[str, list[float]] = {phase: [] for phase in PHASES if phase in steps}
+    order = [phase for phase in ("refresh", "curvature", "plain", "Momentum", "TrainOneStepCell") if phase in times]
     for index in range(rounds + 2):
-        for phase in reversed(times):
+        for phase in order:
             seconds = timed(steps[phase], batch)
             if index >= 2:  # compilation and warm-up
                 times[phase].append(seconds * 1e3)
