@@ -108,8 +108,11 @@ AUTOENCODER = Task(
 )  # fmt: skip
 
 _TRAIN = 10_000  # images: a run of ten epochs in a minute or two, so that everybody can be tuned and repeated
-_CLASSIFIER = {"network": "resnet8", "network_options": {"in_channels": 1, "width": 8},
-               "data": {"name": "fashion_mnist", "crop": 2, "flip": True, "train_size": _TRAIN, "test_size": 5000}}
+_CLASSIFIER = {
+    "network": "resnet8",
+    "network_options": {"in_channels": 1, "width": 8},
+    "data": {"name": "fashion_mnist", "crop": 2, "flip": True, "train_size": _TRAIN, "test_size": 5000},
+}
 
 
 def _residual(batch: int, factor: float) -> Task:
