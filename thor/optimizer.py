@@ -55,8 +55,8 @@ class THOR(nn.Cell):
         interval: steps from one candidate refresh to the next, int or callable (:class:`thor.GrowingInterval`).
         factor_interval: steps from one gathering of factors to the next. None: a tenth of ``interval``, or ``interval``
             itself where ``factor_decay`` is 0.
-        factor_share: share of a batch's examples, the first ones, from which factors are gathered; 1 for all. Where a
-            layer has many positions (convolutions) or rows, a quarter says as much for a quarter of the work.
+        factor_share: share of a batch's examples, the first ones, from which factors are gathered; 1 for all. The
+            factors are the same in expectation and noisier; a curvature step costs that share of its extra time.
         factor_decay: of the factors' running average, which is bias-corrected; 0 keeps the last batch only.
         inner: the optimizer that moves the weights; None for ``nn.Momentum``.
         loss_scale: number, :class:`thor.DynamicLossScale` or a ``mindspore.amp`` scaler.
