@@ -7,8 +7,8 @@ For each task: every first-order optimizer is tuned by a quasi-random search of 
 with each seed; the best of them sets the target, the mean over seeds of its best value. The second-order ones are tuned
 by equally many runs for the time to that target, then trained with the same seeds: the same initial weights and batch
 order, and the same convolution kernels. Each run is a folder of scripts/train.py, so an interrupted benchmark goes on
-with the same command, in the middle of a run too. ``--jobs 2`` trains two at once, each with its share of the cores:
-sooner done, and the same for every optimizer. ``--report-only`` makes table and picture of what is there.
+with the same command, in the middle of a run too. ``--jobs 2`` trains two at once, each with its share of the cores;
+on two cores it gained nothing. ``--report-only`` makes table and picture of what is there.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from rich.console import Console  # noqa: E402
 
+from scripts.cluster.msrun import share_of_cores  # noqa: E402
 from scripts.config import save_config, validate  # noqa: E402
 from scripts.convergence import picture, results, search  # noqa: E402
 from scripts.convergence.results import Outcome  # noqa: E402
@@ -81,8 +82,9 @@ class Bench:
         start = time.monotonic()
         with folder.with_suffix(".log").open("a") as log:
             command = [sys.executable, str(TRAIN), "--config", str(path), "--resume", "auto"]
+            environment = os.environ | (share_of_cores(self.jobs) if self.jobs > 1 else {})
             status = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, check=False,
-                                    env=os.environ | self.threads()).returncode  # fmt: skip
+                                    env=environment).returncode  # fmt: skip
         if status == INTERRUPTED:
             self.ended.set()
             raise EndedEarlyError
@@ -96,10 +98,6 @@ class Bench:
         self.console.print(f"{self.task.name} {contender.name} {name}: {shown}, {time.monotonic() - start:.0f} s",
                            markup=False, highlight=False)  # fmt: skip
         return found
-
-    def threads(self) -> dict[str, str]:
-        """The environment in which runs at the same time do not take each other's cores."""
-        return {} if self.jobs == 1 else {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // self.jobs))}
 
     def tune(self, contenders: Sequence[Contender], target: float | None) -> dict[str, dict[str, Any]]:
         """The best values of each one's quasi-random search; its trials are logged."""

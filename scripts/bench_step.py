@@ -151,16 +151,15 @@ def measure(name: str, rounds: int, size: int | None, own: bool, options: dict[s
     net, loss_fn, batch = network(name, size)
     thor.device.fast_convolutions(net)
     phases = ThorPhases(name, size, **options)
-    steps = {"Momentum": first_order_step(net, loss_fn)} | phases.phases()
+    steps = phases.phases() | {"Momentum": first_order_step(net, loss_fn)}  # they take turns in this order
     if own:
         other, _, _ = network(name, size)
         thor.device.fast_convolutions(other)
         steps["TrainOneStepCell"] = own_step(other, loss_fn)
     times: dict[str, list[float]] = {phase: [] for phase in PHASES if phase in steps}
-    order = [phase for phase in ("refresh", "curvature", "plain", "Momentum", "TrainOneStepCell") if phase in times]
     for index in range(rounds + 2):
-        for phase in order:
-            seconds = timed(steps[phase], batch)
+        for phase, step in steps.items():
+            seconds = timed(step, batch)
             if index >= 2:  # compilation and warm-up
                 times[phase].append(seconds * 1e3)
     median = {phase: float(np.median(times[phase])) for phase in times}

@@ -90,8 +90,12 @@ class Job:
         modules = [str(ROOT), *([base["PYTHONPATH"]] if base.get("PYTHONPATH") else [])]
         limits = {name: str(self.timeout) for name in ("HCCL_CONNECT_TIMEOUT", "HCCL_EXEC_TIMEOUT")}
         own = {"PATH": os.pathsep.join(paths), "PYTHONPATH": os.pathsep.join(modules)}
-        threads = str(max(1, (os.cpu_count() or 1) // self.devices))
-        return {"GLOG_v": "3", "OMP_NUM_THREADS": threads, **limits, **base, **own}
+        return {"GLOG_v": "3", **share_of_cores(self.devices), **limits, **base, **own}
+
+
+def share_of_cores(processes: int) -> dict[str, str]:
+    """The environment in which so many processes at once do not take each other's cores."""
+    return {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // processes))}
 
 
 def free_port() -> int:
