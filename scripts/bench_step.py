@@ -215,6 +215,12 @@ def main() -> None:
     parser.add_argument("--no-memory", action="store_true", help="skip the peak-memory processes")
     parser.add_argument("--peak", nargs=2, metavar=("NETWORK", "WHICH"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    counts = {"rounds": [arguments.rounds], "batch": [arguments.batch], "interval": arguments.interval}
+    for option, values in counts.items():
+        if any(value is not None and value < 1 for value in values):
+            parser.error(f"--{option} must be at least 1, but got {' '.join(map(str, values))}")
+    if not 0.0 < arguments.factor_share <= 1.0:
+        parser.error(f"--factor-share must be greater than 0 and at most 1, but got {arguments.factor_share}")
     thor.device.select("CPU")
     ms.set_context(mode=ms.GRAPH_MODE)
     if arguments.peak:
