@@ -14,14 +14,16 @@ from mindspore import Parameter, Tensor, nn
 FLOATS = (ms.float16, ms.float32, ms.float64)
 
 
-def number(name: str, value: Any, low: float, high: float = math.inf, *, open_high: bool = False) -> float:
-    """A finite number in [low, high] (or [low, high)), or an error."""
+def number(
+    name: str, value: Any, low: float, high: float = math.inf, *, open_low: bool = False, open_high: bool = False
+) -> float:  # fmt: skip
+    """A finite number in [low, high], an open end left out, or an error."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be a number, but got {value!r} of type {type(value).__name__}")
     size = float(value)
-    inside = low <= size < high if open_high else low <= size <= high
+    inside = (low < size if open_low else low <= size) and (size < high if open_high else size <= high)
     if not (math.isfinite(size) and inside):
-        lower = "" if low == -math.inf else f" and at least {low:g}"
+        lower = "" if low == -math.inf else f" and {'greater than' if open_low else 'at least'} {low:g}"
         upper = "" if high == math.inf else f" and {'less than' if open_high else 'at most'} {high:g}"
         raise ValueError(f"{name} must be finite{lower}{upper}, but got {value}")
     return size

@@ -49,8 +49,7 @@ class Sharing:
         number("grad_worker_fraction", self.grad_worker_fraction, 0.0, 1.0)
         if self.per not in PER:
             raise ValueError(f"per must be one of {', '.join(PER)}, but got {self.per!r}")
-        if number("fusion_mib", self.fusion_mib, 0.0) == 0.0:
-            raise ValueError("fusion_mib must be greater than 0, but got 0")
+        number("fusion_mib", self.fusion_mib, 0.0, open_low=True)
         if not flag("shared", self.shared) and self.grad_worker_fraction != 1.0:
             raise ValueError(
                 f"grad_worker_fraction must be 1 with shared=False, where every rank inverts everything, "

@@ -86,14 +86,6 @@ def skip_patterns(skip: Any) -> tuple[str, ...]:
     return patterns
 
 
-def share_of_examples(factor_share: Any) -> float:
-    """A number in (0, 1]."""
-    share = number("factor_share", factor_share, 0.0, 1.0)
-    if share == 0.0:
-        raise ValueError("factor_share must be greater than 0 and at most 1, a share of a batch, but got 0")
-    return share
-
-
 def read_options(
     *, damping, block_size, split, rank, refresh, interval, factor_interval, factor_decay, clip, clip_each,
     weight_decay, weight_decay_mode, skip, max_bad_steps, norms, factor_share,
@@ -127,7 +119,7 @@ def read_options(
         skip=skip_patterns(skip),
         norms=flag("norms", norms),
         max_bad_steps=check_int("max_bad_steps", max_bad_steps, 1),
-        factor_share=share_of_examples(factor_share),
+        factor_share=number("factor_share", factor_share, 0.0, 1.0, open_low=True),
     )
 
 

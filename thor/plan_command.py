@@ -129,9 +129,7 @@ def _listed(name: str, text: str, kind: type[int] | type[float]) -> list[Any]:
 def _link(which: str, latency_us: float, bandwidth: float) -> Link:
     """One kind of link from its two flags."""
     number(f"--latency{which}-us", latency_us, 0.0)
-    number(f"--bandwidth{which}", bandwidth, 0.0)
-    if bandwidth == 0:
-        raise ValueError(f"--bandwidth{which} must be greater than 0 GB/s, but got 0")
+    number(f"--bandwidth{which} (GB/s)", bandwidth, 0.0, open_low=True)
     return Link(latency_us * 1e-6, 1e-9 / bandwidth)
 
 

@@ -52,12 +52,10 @@ class Settings:
 
     def __post_init__(self) -> None:
         for name in ("step_ms", "factor_ms", "precondition_ms"):
-            number(name, getattr(self, name), 0.0)
+            number(name, getattr(self, name), 0.0, open_low=name == "step_ms")
         number("overlap", self.overlap, 0.0, 1.0)
         for name in ("step_devices", "batch", "interval", "factor_interval"):
             check_int(name, getattr(self, name), 1)
-        if self.step_ms == 0:
-            raise ValueError("step_ms must be greater than 0, but got 0")
         if self.factor_interval > self.interval:
             raise ValueError(
                 f"factor_interval must be at most the interval, {self.interval}, but got {self.factor_interval}: "

@@ -119,8 +119,8 @@ def test_fractions_that_are_all_or_one_are_not_repeated():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"step_ms": 0.0}, "step_ms must be greater than 0"),
-        ({"step_ms": float("nan")}, "step_ms must be finite and at least 0, but got nan"),
+        ({"step_ms": 0.0}, "step_ms must be finite and greater than 0, but got 0.0"),
+        ({"step_ms": float("nan")}, "step_ms must be finite and greater than 0, but got nan"),
         ({"factor_ms": -1.0}, "factor_ms must be finite and at least 0, but got -1.0"),
         ({"precondition_ms": float("inf")}, "precondition_ms must be finite"),
         ({"overlap": 1.5}, "overlap must be finite and at least 0 and at most 1, but got 1.5"),
