@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mindspore import Tensor, nn
@@ -71,7 +71,7 @@ def _thor(settings: TrainSettings, network: nn.Cell, loss: nn.Cell, steps_per_ep
         block_size=own.block_size,
         split=own.split,
         rank=own.rank,
-        refresh=_trace_rule(own),
+        refresh=trace_rule(own),
         interval=_interval(own),
         factor_interval=own.factor_interval,
         factor_share=own.factor_share,
@@ -124,13 +124,15 @@ def thor_damping(settings: TrainSettings, updates_per_epoch: float) -> Any:
     return ExponentialDamping(own.damping, own.damping_decay, max(1, round(updates_per_epoch)))
 
 
-def _trace_rule(own: ThorSettings) -> Any:
+def trace_rule(own: ThorSettings) -> Any:
     """A preset of the trace rule, or one of two thresholds."""
     import thor
 
-    if own.refresh.preset is not None:
-        return getattr(thor.TraceRule, own.refresh.preset)()
-    return thor.TraceRule(update=own.refresh.update or 0.0, stop=own.refresh.stop or 0.0)  # both are given
+    refresh = own.refresh
+    if refresh.preset is not None:
+        return replace(getattr(thor.TraceRule, refresh.preset)(), start=refresh.start)
+    # both thresholds are given
+    return thor.TraceRule(update=refresh.update or 0.0, stop=refresh.stop or 0.0, start=refresh.start)
 
 
 def _interval(own: ThorSettings) -> Any:

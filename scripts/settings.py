@@ -73,11 +73,16 @@ NamedSchedule = Annotated[Schedule, _from_name("shape")]
 
 
 class Refresh(Settings):
-    """The trace rule: a published preset, or both thresholds."""
+    """The trace rule: a published preset, or both thresholds.
+
+    Attributes:
+        start: Step of the first candidate that is tested; all before it refresh.
+    """
 
     preset: Literal["thor", "thor_stop", "thor_nt"] | None = None
     update: NonNegative | None = None
     stop: NonNegative | None = None
+    start: Annotated[int, Field(ge=0)] = 0
 
     @model_validator(mode="after")
     def _complete(self) -> Refresh:

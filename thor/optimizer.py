@@ -275,20 +275,7 @@ class THOR(nn.Cell):
 
     def check_attached(self) -> None:
         """Raise if the network is no longer what this optimizer was attached to."""
-        present = {id(cell): name for name, cell in capture.tapped_cells(self._net)}
-        owned = {id(cell) for layer in self._captured for cell in layer.cells}
-        for layer in self._captured:
-            for cell in layer.cells:
-                if id(cell) not in present:
-                    raise RuntimeError(
-                        f"layer {layer.name} is no longer part of the network: it was replaced or detached after THOR "
-                        f"was attached; make a new THOR for the changed network (thor.detach(net) first)"
-                    )
-                if capture.weight_in(cell, layer.kind) is not layer.weight:
-                    raise RuntimeError(f"layer {layer.name} has a new weight Parameter since THOR was attached")
-        strangers = [name for key, name in present.items() if key not in owned]
-        if strangers:
-            raise RuntimeError(f"layer {strangers[0]} belongs to another THOR optimizer")
+        capture.check_attached(self._net, self._captured)
 
     @property
     def active_layers(self) -> list[int]:
@@ -331,7 +318,7 @@ class THOR(nn.Cell):
             layer = self._captured[i]
             now = layer.damped_trace(damping, fresh[i])
             before = layer.damped_trace(damping, adopted[i]) if refreshes[i] else None
-            decision, change = self.options.refresh.decide(before, now)
+            decision, change = self.options.refresh.at(step).decide(before, now)
             self._history.append(RefreshRecord(step, layer.name, now, change, decision))
             if decision is Decision.UPDATE:
                 jobs[i] = tuple(Job(factor, each) for factor, each in layer.dampings(damping, fresh[i]).items())

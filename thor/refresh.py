@@ -46,15 +46,18 @@ class RefreshRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class TraceRule:
-    """The two thresholds of the rule.
+    """The two thresholds of the rule, and when it begins.
 
     Args:
         update: relative trace change above which a layer refreshes. 0 means no test at all: always refresh.
         stop: relative trace change below which a layer stops for good. 0 means that no layer ever stops.
+        start: step of the first candidate that is tested; all before it refresh. Where candidates come every few steps
+            at first, a trace that has hardly changed says nothing, and would stop layers that are about to wake up.
     """
 
     update: float = 0.01
     stop: float = 0.001
+    start: int = 0
 
     def __post_init__(self) -> None:
         for name, value in (("update", self.update), ("stop", self.stop)):
@@ -67,20 +70,29 @@ class TraceRule:
                 f"refresh threshold stop must be at most update, but got stop={self.stop} > update={self.update}"
             )
 
-    @classmethod
-    def thor(cls) -> TraceRule:
-        """The paper's THOR: (0.01, 0), refresh by trace, never stop."""
-        return cls(update=0.01, stop=0.0)
+        if isinstance(self.start, bool) or not isinstance(self.start, int):
+            raise TypeError(f"refresh start must be an int, the step of the first test, but got {self.start!r}")
+        if self.start < 0:
+            raise ValueError(f"refresh start must be at least 0, but got {self.start}")
 
     @classmethod
-    def thor_stop(cls) -> TraceRule:
+    def thor(cls, start: int = 0) -> TraceRule:
+        """The paper's THOR: (0.01, 0), refresh by trace, never stop."""
+        return cls(update=0.01, stop=0.0, start=start)
+
+    @classmethod
+    def thor_stop(cls, start: int = 0) -> TraceRule:
         """The paper's THOR_stop: (0.01, 0.001)."""
-        return cls(update=0.01, stop=0.001)
+        return cls(update=0.01, stop=0.001, start=start)
 
     @classmethod
     def thor_nt(cls) -> TraceRule:
         """The paper's THOR_NT: no trace test, every candidate refreshes."""
         return cls(update=0.0, stop=0.0)
+
+    def at(self, step: int) -> TraceRule:
+        """The rule for a candidate at this step: this one from its start on, before it no test."""
+        return self if step >= self.start else TraceRule.thor_nt()
 
     def decide(self, adopted: float | None, fresh: float) -> tuple[Decision, float | None]:
         """The decision and the relative change, from the adopted and the fresh damped trace (both positive)."""

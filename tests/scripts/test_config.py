@@ -7,7 +7,9 @@ import yaml
 
 from scripts.config import differences, load_config, read_yaml, save_config
 from scripts.errors import UserError
+from scripts.optimizers import trace_rule
 from scripts.settings import TrainSettings
+from thor.refresh import TraceRule
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -31,12 +33,24 @@ def test_short_forms():
 
 
 @pytest.mark.parametrize(
+    "value, rule",
+    [
+        ("thor_nt", TraceRule.thor_nt()),
+        ("{preset: thor_stop, start: 20}", TraceRule.thor_stop(start=20)),
+        ("{update: 0.1, stop: 0.0, start: 5}", TraceRule(update=0.1, stop=0.0, start=5)),
+    ],
+)
+def test_the_trace_rule_is_what_the_settings_say(value, rule):
+    assert trace_rule(load_config(None, ["--thor.refresh", value]).thor) == rule
+
+
+@pytest.mark.parametrize(
     "arguments, message",
     [
         (["--epohs", "3"], "unknown key epohs: did you mean epochs?"),
         (["--thor.dampng", "1"], "unknown key thor.dampng: did you mean thor.damping?"),
         (["--damping", "0.1"], "unknown key damping: did you mean thor.damping?"),
-        (["--thor.refresh.foo", "1"], "unknown key thor.refresh.foo: known are preset, update, stop"),
+        (["--thor.refresh.foo", "1"], "unknown key thor.refresh.foo: known are preset, update, stop, start"),
         (["--epochs", "two"], "epochs = 'two': must be a valid integer"),
         (["--epochs", "0"], "epochs = 0: must be greater than or equal to 1"),
         (["--thor.damping", "-1"], "thor.damping = -1: must be greater than 0"),
@@ -46,6 +60,7 @@ def test_short_forms():
         (["--optimizer", "sgd"], "optimizer = 'sgd': must be 'thor', 'momentum', 'adam' or 'adafactor'"),
         (["--thor.block_size", "1.5"], "thor.block_size = 1.5: must be a whole number >= 1, 'auto', or the path"),
         (["--thor.interval", "0"], "thor.interval = 0: must be a whole number of steps >= 1"),
+        (["--thor.refresh", "{preset: thor, start: -1}"], "thor.refresh.start = -1: must be greater than or equal"),
         (["--thor.refresh", "often"], "thor.refresh.preset = 'often': must be 'thor', 'thor_stop' or 'thor_nt'"),
         (["--thor.refresh", "{update: 0.1, stop: 0.2}"], "stop must be at most update, and 0.2 > 0.1"),
         (["--thor", "3"], "thor = 3: must be a block of settings"),

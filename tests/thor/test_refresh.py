@@ -51,6 +51,20 @@ def test_the_three_presets():
     assert TraceRule.thor_nt().decide(*same)[0] is Decision.UPDATE
 
 
+def test_before_its_start_every_candidate_refreshes():
+    rule = TraceRule.thor_stop(start=20)
+    assert rule.at(19).decide(1.0, 1.0) == (Decision.UPDATE, 0.0)
+    assert rule.at(20).decide(1.0, 1.0) == (Decision.STOP, 0.0)
+    assert rule.at(20).decide(1.0, 1.005)[0] is Decision.KEEP
+    assert TraceRule.thor(start=3) == TraceRule(update=0.01, stop=0.0, start=3)
+
+
+@pytest.mark.parametrize(("start", "error"), [(-1, ValueError), (1.5, TypeError), (True, TypeError)])
+def test_a_wrong_start_is_refused(start, error):
+    with pytest.raises(error, match=f"refresh start must be .*{start}"):
+        TraceRule(start=start)
+
+
 def test_slow_drift_adds_up_against_the_adopted_trace():
     decisions, _ = run(TraceRule.thor_stop(), [1.004**k for k in range(7)])
     update, keep = Decision.UPDATE, Decision.KEEP

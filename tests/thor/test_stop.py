@@ -93,6 +93,13 @@ def test_the_history_and_the_presets_agree_with_the_rule_as_a_pure_function():
             adopted = record.trace if decision is Decision.UPDATE else adopted
 
 
+def test_no_layer_is_tested_before_the_start_of_the_rule():
+    optimizer, step = make(Mlp(), refresh=TraceRule(update=1e6, stop=1e6, start=3))
+    for seed in range(5):
+        step(*batch(seed=seed))
+    assert decisions(optimizer, "layers.0") == [Decision.UPDATE] * 3 + [Decision.STOP]
+
+
 @pytest.mark.parametrize("jit", [False, True])
 def test_when_every_layer_has_stopped_only_plain_steps_are_left(jit):
     optimizer, step = make(Mlp(), refresh=STOP_NEXT, jit=jit)
