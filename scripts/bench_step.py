@@ -27,11 +27,13 @@ import numpy as np
 from mindspore import Tensor, nn, ops
 
 import thor
+from first_order.checks import number
 from models.autoencoder import autoencoder
 from models.bert import bert_tiny
 from models.lenet import lenet5
 from models.resnet import resnet50
 from models.resnet_cifar import resnet8, resnet20
+from thor.blocks import check_int
 from thor.options import GATHERS_PER_INTERVAL
 from thor.update import dot
 
@@ -215,12 +217,13 @@ def main() -> None:
     parser.add_argument("--no-memory", action="store_true", help="skip the peak-memory processes")
     parser.add_argument("--peak", nargs=2, metavar=("NETWORK", "WHICH"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    counts = {"rounds": [arguments.rounds], "batch": [arguments.batch], "interval": arguments.interval}
-    for option, values in counts.items():
-        if any(value is not None and value < 1 for value in values):
-            parser.error(f"--{option} must be at least 1, but got {' '.join(map(str, values))}")
-    if not 0.0 < arguments.factor_share <= 1.0:
-        parser.error(f"--factor-share must be greater than 0 and at most 1, but got {arguments.factor_share}")
+    counts = [("rounds", arguments.rounds), ("batch", arguments.batch), *(("interval", i) for i in arguments.interval)]
+    try:
+        for option, count in counts:
+            check_int(f"--{option}", 1 if count is None else count, 1)
+        number("--factor-share", arguments.factor_share, 0.0, 1.0, open_low=True)
+    except ValueError as error:
+        parser.error(str(error))
     thor.device.select("CPU")
     ms.set_context(mode=ms.GRAPH_MODE)
     if arguments.peak:

@@ -15,6 +15,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from first_order.checks import number
 from thor import device
 from thor.doctor_command import doctor_command
 from thor.plan_command import plan_command
@@ -113,8 +114,7 @@ def _check_options(out: Path | None, threshold: float, damping: float, budget: f
             f"--out {out}: the picture is written beside the profile; give a name that ends in .json"
         )
     _check_share("--threshold", threshold)
-    if not 0 < damping < float("inf"):
-        raise target.UsageError(f"--damping must be finite and greater than 0, but got {damping}")
+    number("--damping", damping, 0.0, open_low=True)
     _check_budget(budget)
 
 

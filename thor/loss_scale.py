@@ -10,6 +10,8 @@ from typing import Any
 import mindspore as ms
 import numpy as np
 
+from first_order.checks import number
+
 
 @dataclass(frozen=True, kw_only=True)
 class DynamicLossScale:
@@ -68,6 +70,4 @@ def read(value: Any) -> tuple[float, DynamicLossScale | None]:
         raise TypeError(
             f"loss_scale must be a number, thor.DynamicLossScale or a mindspore.amp loss scaler, but got {value!r}"
         )
-    if not 0 < float(value) < float("inf"):
-        raise ValueError(f"loss_scale must be finite and greater than 0, but got {value}")
-    return float(value), None
+    return number("loss_scale", value, 0.0, open_low=True), None

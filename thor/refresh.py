@@ -20,6 +20,9 @@ import math
 from dataclasses import dataclass
 from enum import Enum
 
+from first_order.checks import number
+from thor.blocks import check_int
+
 
 class Decision(Enum):
     """What a candidate refresh decides for one layer."""
@@ -61,19 +64,12 @@ class TraceRule:
 
     def __post_init__(self) -> None:
         for name, value in (("update", self.update), ("stop", self.stop)):
-            if isinstance(value, bool) or not isinstance(value, (int, float)):
-                raise TypeError(f"refresh threshold {name} must be a number, but got {value!r}")
-            if not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"refresh threshold {name} must be finite and at least 0, but got {value}")
+            number(f"refresh threshold {name}", value, 0.0)
         if self.stop > self.update:
             raise ValueError(
                 f"refresh threshold stop must be at most update, but got stop={self.stop} > update={self.update}"
             )
-
-        if isinstance(self.start, bool) or not isinstance(self.start, int):
-            raise TypeError(f"refresh start must be an int, the step of the first test, but got {self.start!r}")
-        if self.start < 0:
-            raise ValueError(f"refresh start must be at least 0, but got {self.start}")
+        check_int("refresh start", self.start, 0, hint="; it is the step of the first test")
 
     @classmethod
     def thor(cls, start: int = 0) -> TraceRule:
