@@ -6,6 +6,8 @@ The order of a patch's coordinates is (channel, kernel row, kernel column), that
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from mindspore import nn, ops
 
 
@@ -93,23 +95,28 @@ class PatchConv2d(nn.Conv2d):
         return output
 
 
-def runs_as_patches(cell: nn.Cell) -> bool:
+def can_run_as_patches(cell: nn.Cell) -> bool:
     """Whether a convolution can run as patches: a plain NCHW ``nn.Conv2d``."""
     return type(cell) is nn.Conv2d and cell.data_format == "NCHW"
 
 
 def use_patches(net: nn.Cell) -> int:
     """Turn every plain ``nn.Conv2d`` of the network into a :class:`PatchConv2d`, in place; returns how many."""
-    convolutions = [cell for _, cell in net.cells_and_names() if runs_as_patches(cell)]
-    for cell in convolutions:
-        object.__setattr__(cell, "thor_geometry", Geometry(cell))
-        cell.__class__ = PatchConv2d
+    convolutions = [cell for _, cell in net.cells_and_names() if can_run_as_patches(cell)]
+    make_patched(convolutions)
     return len(convolutions)
 
 
-def has_patches(net: nn.Cell) -> bool:
-    """Whether any layer of the network runs as patches, captured or not."""
-    return any(type(c) is PatchConv2d or getattr(c, "thor_as_patches", False) for _, c in net.cells_and_names())
+def make_patched(convolutions: Iterable[nn.Cell]) -> None:
+    """Turn these convolutions, all of which can run as patches, into :class:`PatchConv2d`, in place."""
+    for cell in convolutions:
+        object.__setattr__(cell, "thor_geometry", Geometry(cell))
+        cell.__class__ = PatchConv2d
+
+
+def patched(net: nn.Cell) -> list[nn.Cell]:
+    """The layers that :func:`use_patches` has changed, captured since or not."""
+    return [c for _, c in net.cells_and_names() if PatchConv2d in (type(c), getattr(c, "thor_original", None))]
 
 
 def restore(net: nn.Cell) -> int:

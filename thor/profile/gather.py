@@ -119,7 +119,7 @@ def gather(
     targets: Sequence[capture.Target], on_batch: Callable[[], None] = lambda: None,
 ) -> list[LayerStatistics]:  # fmt: skip
     """Statistics of ``targets``, averaged over ``batches()``. The network is left as it was, but for its buffers."""
-    patched = convolution.has_patches(net)
+    patched = convolution.patched(net)
     try:
         device.fast_convolutions(net)
         slots = [_Slots(target) for target in targets]
@@ -147,8 +147,7 @@ def gather(
             on_batch()
     finally:
         capture.detach(net)
-        if patched:  # as the caller gave it
-            convolution.use_patches(net)
+        convolution.make_patched(patched)  # as the caller gave it
     if not count:
         raise ValueError("there was no batch to profile with")
     for total in sums:

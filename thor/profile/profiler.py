@@ -6,7 +6,6 @@ same call with that profile goes on from there.
 
 from __future__ import annotations
 
-import math
 import os
 import platform
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,6 +17,7 @@ import numpy as np
 import scipy
 from mindspore import Tensor, nn, ops
 
+from first_order.checks import number
 from thor import capture, device
 from thor.blocks import BlockPlan, Cut, check_int, even_cut
 from thor.options import skip_patterns
@@ -121,8 +121,7 @@ def measure(
     )
     if not 0 < task.threshold < 1:
         raise ValueError(f"threshold must lie between 0 and 1, but got {task.threshold}")
-    if not 0 < task.damping < math.inf:
-        raise ValueError(f"damping must be finite and greater than 0, but got {task.damping}")
+    number("damping", task.damping, 0.0, open_low=True)
     check_int("rank", task.rank, 1)
     method = device.inverse_method(task.inverse)
     settings = task.describe | {"rank": task.rank, "damping": task.damping, "skip": list(skip),

@@ -163,8 +163,10 @@ def test_a_corrupt_cache_is_replaced_and_an_unwritable_one_only_warns(measured, 
     assert "the profile cannot be kept in" in caplog.text and "the next run measures again" in caplog.text
 
 
-def test_convolutions_skipped_layers_and_modes_stay_as_they_were(measured):
+@pytest.mark.parametrize("path", ["native", "patches"])
+def test_convolutions_skipped_layers_and_modes_stay_as_they_were(path, measured, monkeypatch):
     """Layers that are skipped, frozen or not optimized are not profiled; a frozen BatchNorm stays frozen."""
+    monkeypatch.setenv("THOR_CONVOLUTION", path)
     net, twin = Mixed(), Mixed()
     made = []
     for each, size in ((net, "auto"), (twin, 16)):

@@ -144,12 +144,14 @@ def describe(net):
     return [(name, type(cell), sorted(vars(cell)), cell.training) for name, cell in net.cells_and_names()]
 
 
-@pytest.mark.parametrize(("path", "patched"), [("patches", False), ("native", True)])
+@pytest.mark.parametrize(
+    ("path", "patched"), [("patches", []), ("native", ["conv", "depthwise"]), ("patches", ["depthwise"])]
+)
 def test_the_network_is_left_as_it_was(path, patched, monkeypatch):
     monkeypatch.setenv("THOR_CONVOLUTION", path)
     net = Mixed()
-    if patched:
-        convolution.use_patches(net)
+    for name in patched:
+        convolution.use_patches(getattr(net, name))
     net.norm.set_train(False)
     before, names, stored = describe(net), [p.name for p in net.get_parameters()], values(net)
     x, y = images()
@@ -159,7 +161,7 @@ def test_the_network_is_left_as_it_was(path, patched, monkeypatch):
     assert [p.name for p in net.get_parameters()] == names
     assert all(np.array_equal(stored[name], value) for name, value in values(net).items())
     np.testing.assert_array_equal(net(x).asnumpy(), outputs)
-    assert thor.detach(net) == (2 if patched else 0)  # nothing but the caller's own patches
+    assert thor.detach(net) == len(patched)  # nothing but the caller's own patches
 
 
 def interrupted():
