@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from pathlib import Path
 
 from scripts.convergence.tasks import Task
 from scripts.recorder import SUMMARY, read_metrics
+from thor.json_text import parse
 from thor.run_lines import Line
 
 
@@ -62,14 +62,19 @@ def read_outcome(folder: Path, contender: str, seed: int, metric: str) -> Outcom
     path = folder / SUMMARY
     if not path.is_file():
         return None
-    summary = json.loads(path.read_text(encoding="utf-8"))
-    if not summary["finished"]:
-        return None
+    try:
+        summary = parse(path.read_text(encoding="utf-8"))
+        if not summary["finished"]:
+            return None
+        compiling = summary["phases"].get("compiling", [0, 0.0])[1]
+        refreshes, peak = summary["refreshes"]["update"], summary["memory"]["peak"]
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        why = f"{type(error).__name__}: {error}"
+        raise ValueError(f"{path}: no summary of a run ({why}); remove the run's folder and go on") from error
     lines = tuple(line for line in read_metrics(folder) if line["kind"] in ("epoch", "eval") and metric in line)
     if not lines:
         raise ValueError(f"{folder}: the run is finished, but its lines have no {metric}; remove the folder and go on")
-    compiling = summary["phases"].get("compiling", [0, 0.0])[1]
-    return Outcome(contender, seed, lines, compiling, summary["refreshes"]["update"], summary["memory"]["peak"])
+    return Outcome(contender, seed, lines, compiling, refreshes, peak)
 
 
 def best(task: Task, outcome: Outcome) -> float:

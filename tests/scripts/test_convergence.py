@@ -91,6 +91,13 @@ def test_what_is_tuned():
     assert results.rank(AUTOENCODER, RUNS[1], None) == (0.0, 4.0)
 
 
+@pytest.mark.parametrize("text", ["", "[]", '{"finished": true}', '{"finished": true, "phases": [], "refreshes": 1}'])
+def test_a_damaged_summary_is_named(text, tmp_path):
+    (tmp_path / "summary.json").write_text(text)
+    with pytest.raises(ValueError, match=r"summary\.json: no summary of a run \(.*remove the run's folder"):
+        results.read_outcome(tmp_path, "adam", 1, "test_error")
+
+
 def test_the_picture(tmp_path):
     picture.draw(AUTOENCODER, RUNS, 5.0, tmp_path / "results.png")
     assert (tmp_path / "results.png").stat().st_size > 20_000

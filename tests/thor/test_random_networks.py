@@ -1,4 +1,4 @@
-"""The theorems of thor/ over networks drawn at random, operator by operator (jit=False).
+"""The theorems of thor/ over networks drawn at random: operator by operator (jit=False), one of them compiled too.
 
 ``THOR_FUZZ_CASES=300`` draws that many networks for each theorem, other ones in every run; without it a few, always the
 same. A failure prints the smallest plan that Hypothesis finds for it.
@@ -28,6 +28,7 @@ FUZZ = settings(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )  # fmt: skip
 FUZZ_STEPS = settings(FUZZ, max_examples=CASES // 3 + 1 if CASES else 3)  # six steps a network instead of one
+FUZZ_COMPILED = settings(FUZZ, max_examples=CASES // 10 + 1 if CASES else 4)
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.LayerNorm)
 EPSILON = float(np.finfo(np.float32).eps)
 
@@ -194,13 +195,11 @@ def of_weights(layer, cell, by_name):
     return as_matrices(layer, by_name[weight.name].astype(np.float64), bias)
 
 
-@FUZZ
-@given(plans())
-def test_a_step_is_the_gradient_between_the_damped_inverses_of_its_factors(plan):
+def check_step(plan, jit):
     """New weight = old - G^-1 dW A^-1 at learning rate 1, through the explicit Kronecker product."""
     net, ((x, target),) = draw(plan)
     made = wanted.run_twin(plan, x, target)
-    optimizer, step = optimize(plan, net)
+    optimizer, step = optimize(plan, net, jit=jit)
     starts = {name: probes(optimizer, name) for name, _ in plan.captured()}
     with convolutions(plan):
         step(x, target)
@@ -223,6 +222,19 @@ def test_a_step_is_the_gradient_between_the_damped_inverses_of_its_factors(plan)
                 condition *= 1.0 if q is None else wanted.probe_condition(sums.matrix, q)
             scale = 20 * EPSILON * condition * size + 2 * EPSILON * (np.abs(old[k]).max() + np.abs(direction).max())
             close(old[k] - new[k], direction, scale, f"{name}, group {k}")
+
+
+@FUZZ
+@given(plans())
+def test_a_step_is_the_gradient_between_the_damped_inverses_of_its_factors(plan):
+    check_step(plan, jit=False)
+
+
+@pytest.mark.slow  # each compiles
+@FUZZ_COMPILED
+@given(plans())
+def test_so_is_a_compiled_step(plan):
+    check_step(plan, jit=True)
 
 
 def read_escalations(optimizer):
