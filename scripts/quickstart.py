@@ -19,7 +19,7 @@ from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 
 from scripts.config import load_config  # noqa: E402
-from scripts.errors import INTERRUPTED, run_program  # noqa: E402
+from scripts.errors import INTERRUPTED, UserError, run_program  # noqa: E402
 
 CONFIGS = Path(__file__).parent / "config"
 OPTIMIZERS = ("thor", "momentum")
@@ -29,6 +29,11 @@ PICTURE = "curves.png"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run both, then show what came of it."""
     overrides, out = _without_out(list(sys.argv[1:] if arguments is None else arguments))
+    if any(argument.split("=")[0] == "--optimizer" for argument in overrides):
+        raise UserError(
+            f"--optimizer: the quickstart trains {' and '.join(OPTIMIZERS)}, each with its own settings; for another, "
+            f"python scripts/train.py --config scripts/config/quickstart_momentum.yaml --optimizer ..."
+        )
     console = Console()
     for optimizer in OPTIMIZERS:
         folder = out / optimizer

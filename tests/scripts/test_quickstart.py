@@ -1,6 +1,8 @@
+import pytest
 from PIL import Image
 
 from scripts import plot, quickstart
+from scripts.errors import UserError
 from scripts.recorder import read_metrics
 from tests.scripts.tiny import write_set
 
@@ -19,6 +21,12 @@ def test_table_and_picture_from_the_same_start(tmp_path, capsys, monkeypatch):
     losses = [next(line["loss"] for line in lines if line["kind"] == "step") for lines in first.values()]
     assert abs(losses[0] - losses[1]) < 1e-5, "both must start from the same weights and batch"
     assert any(line["kind"] == "refresh" for line in first["thor"])
+
+
+@pytest.mark.parametrize("arguments", [["--optimizer", "adam"], ["--optimizer=thor"]])
+def test_both_optimizers_are_given(arguments):
+    with pytest.raises(UserError, match="--optimizer: the quickstart trains thor and momentum"):
+        quickstart.main(arguments)
 
 
 def test_plot_as_a_program_names_an_empty_folder(tmp_path):
