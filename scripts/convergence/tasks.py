@@ -136,17 +136,16 @@ def _residual(batch: int, factor: float) -> Task:
     rates = {"momentum": (0.02, 0.1, 0.4), "adam": (5e-4, 2e-3, 8e-3), "adafactor": (3e-3, 1e-2, 6e-2)}
     scaled = {name: (low * factor, first * factor, high * factor) for name, (low, first, high) in rates.items()}
     return Task(
-        f"resnet8-{batch}", f"ResNet-8 of width 8, 10,000 images of Fashion-MNIST, batch {batch}", "test_accuracy", 15,
-        {**_CLASSIFIER, "batch_size": batch, "eval_every_steps": max(1, steps // 3)},
+        f"resnet8-{batch}", f"ResNet-8 of width 8, 10,000 images of Fashion-MNIST, batch {batch}", "test_accuracy", 10,
+        {**_CLASSIFIER, "batch_size": batch, "eval_every_steps": max(1, steps // 2)},
         (
             *_first_order(scaled, [5e-4, 1e-4]),
             *_second_order(
-                {"thor.learning_rate": (0.02 * factor, 0.2 * factor), "thor.damping": (0.003, 0.3),
-                 "thor.clip": (1e-3, 1e-1), "thor.weight_decay": [5e-4, 1e-3], "epochs_share": [0.5]},
-                {"thor.learning_rate": 0.05 * factor, "thor.damping": 0.03, "thor.clip": 3e-3 * factor**2,
-                 "thor.weight_decay": 5e-4, "epochs_share": 0.5},
+                {"thor.learning_rate": (0.03 * factor, 0.1 * factor), "thor.damping": (1e-4, 3e-3),
+                 "thor.clip": (1e-3, 1e-2), "epochs_share": [0.4, 0.5]},
+                {"thor.learning_rate": 0.05 * factor, "thor.damping": 3e-4, "thor.clip": 3e-3, "epochs_share": 0.5},
                 {"thor.schedule": "cosine", "thor.interval": {"start": 10, "end": max(10, steps), "factor": 1.3},
-                 "thor.factor_interval": 5, "thor.factor_share": 0.5},
+                 "thor.factor_interval": 10, "thor.factor_share": 0.5, "thor.weight_decay": 5e-4},
             ),
         ),
     )  # fmt: skip
