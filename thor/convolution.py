@@ -104,7 +104,14 @@ def use_patches(net: nn.Cell) -> int:
     """Turn every plain ``nn.Conv2d`` of the network into a :class:`PatchConv2d`, in place; returns how many."""
     convolutions = [cell for _, cell in net.cells_and_names() if can_run_as_patches(cell)]
     make_patched(convolutions)
+    forget_graphs(net)
     return len(convolutions)
+
+
+def forget_graphs(net: nn.Cell) -> None:
+    """Have the network's own calls compiled anew: MindSpore goes on with a graph whatever its layers have become."""
+    for _, cell in net.cells_and_names():
+        cell.compile_cache.clear()
 
 
 def make_patched(convolutions: Iterable[nn.Cell]) -> None:
@@ -125,4 +132,5 @@ def restore(net: nn.Cell) -> int:
     for cell in changed:
         cell.__class__ = nn.Conv2d
         object.__delattr__(cell, "thor_geometry")
+    forget_graphs(net)
     return len(changed)

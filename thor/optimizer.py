@@ -136,7 +136,7 @@ class THOR(nn.Cell):
 
     def _take_layers(self, targets: list[capture.Target]) -> None:
         """Capture the targets; in a data-parallel job, share them out first."""
-        plan, ranks = self.options.plan, self.ranks
+        plan, share, ranks = self.options.plan, self.options.factor_share, self.ranks
         self._column_of = [0] * len(targets)
         self.exchange: PieceExchange | None = None  # how ranks share a refresh; None where each does all of it
         if ranks is not None and ranks.sharing.shared:
@@ -144,8 +144,8 @@ class THOR(nn.Cell):
             self.exchange = self._inverter.exchange = PieceExchange(ranks, placement, [t.name for t in targets])
             self._column_of = list(placement.column_of)
         held = [ranks is None or column == ranks.own_column for column in self._column_of]
-        share = self.options.factor_share
         self._captured = [Layer(t, plan, held=own, share=share) for t, own in zip(targets, held, strict=True)]
+        convolution.forget_graphs(self._net)
 
     def _take_profile(self, profile: Profile | None) -> None:
         """Adopt the plan that a profile chose, if there is one."""
