@@ -220,7 +220,8 @@ def main() -> None:
     counts = [("rounds", arguments.rounds), ("batch", arguments.batch), *(("interval", i) for i in arguments.interval)]
     try:
         for option, count in counts:
-            check_int(f"--{option}", 1 if count is None else count, 1)
+            if count is not None:
+                check_int(f"--{option}", count, 1)
         number("--factor-share", arguments.factor_share, 0.0, 1.0, open_low=True)
     except ValueError as error:
         parser.error(str(error))
