@@ -230,8 +230,10 @@ def test_loss_scale_leaves_the_factors_and_accumulation_of_equal_batches_too(opt
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("path", ["native", "patches"])
 @pytest.mark.parametrize("make_net", [Words, Tied, Images])
-def test_the_network_keeps_names_values_types_and_outputs(make_net, mode):
+def test_the_network_keeps_names_values_types_and_outputs(make_net, path, mode, monkeypatch):
+    monkeypatch.setenv("THOR_CONVOLUTION", path)
     net = make_net()
     net.set_train(False)
     x = pixels()[0] if make_net is Images else words()[0]
@@ -240,8 +242,11 @@ def test_the_network_keeps_names_values_types_and_outputs(make_net, mode):
     thor.THOR(net, 0.1, 0.1, norms=True)
     assert [p.name for p in net.get_parameters()] == names
     assert all(isinstance(cell, types[name]) for name, cell in net.cells_and_names())
-    np.testing.assert_array_equal(net(x).asnumpy(), output)
+    # as patches the sums are taken in another order: the last digits of float32
+    tolerance = 1e-5 if path == "patches" and make_net is Images else 0
+    np.testing.assert_allclose(net(x).asnumpy(), output, rtol=tolerance, atol=tolerance)
     assert thor.detach(net) == len({id(c) for n, c in net.cells_and_names() if n and c._params})
+    np.testing.assert_array_equal(net(x).asnumpy(), output)
     assert {n: type(c) for n, c in net.cells_and_names()} == types
     assert all(np.array_equal(v, before[n]) for n, v in values(net).items())
     assert not any(key.startswith("thor") for _, c in net.cells_and_names() for key in vars(c))
