@@ -119,8 +119,11 @@ AUTOENCODER = Task(
     ),
 )  # fmt: skip
 
-# The published thresholds (0.01, 0.001) keep nothing in runs this short: a trace moves by 3 to 25 % between candidates.
-_RULES = {"thor": {"update": 0.2, "stop": 0.0}, "thor_stop": {"update": 0.2, "stop": 0.03, "start": 20}}
+
+def _rules(start: int) -> dict[str, dict[str, Any]]:
+    """Thresholds for short runs: a trace moves by 3 to 25 % between candidates, so the published 1 % keeps nothing."""
+    return {"thor": {"update": 0.2, "stop": 0.0}, "thor_stop": {"update": 0.2, "stop": 0.03, "start": start}}
+
 
 _TRAIN = 10_000  # images: a run of ten epochs in a minute or two, so that everybody can be tuned and repeated
 _CLASSIFIER = {
@@ -130,27 +133,30 @@ _CLASSIFIER = {
 }
 
 
-def _residual(batch: int, factor: float) -> Task:
-    """ResNet-8 at a batch; learning rates are scaled by a factor."""
+def _residual(batch: int, rate: float, thor_rate: float, interval: int, factor_interval: int) -> Task:
+    """ResNet-8 at a batch, its rates scaled; THOR's inverses get ``interval`` steps old, in the end an epoch."""
     steps = _TRAIN // batch
     rates = {"momentum": (0.02, 0.1, 0.4), "adam": (5e-4, 2e-3, 8e-3), "adafactor": (3e-3, 1e-2, 6e-2)}
-    scaled = {name: (low * factor, first * factor, high * factor) for name, (low, first, high) in rates.items()}
+    scaled = {name: (low * rate, first * rate, high * rate) for name, (low, first, high) in rates.items()}
     return Task(
         f"resnet8-{batch}", f"ResNet-8 of width 8, 10,000 images of Fashion-MNIST, batch {batch}", "test_accuracy", 10,
         {**_CLASSIFIER, "batch_size": batch, "eval_every_steps": max(1, steps // 2)},
         (
             *_first_order(scaled, [5e-4, 1e-4]),
             *_second_order(
-                {"thor.learning_rate": (0.03 * factor, 0.1 * factor), "thor.damping": (1e-4, 3e-3),
+                {"thor.learning_rate": (0.03 * thor_rate, 0.1 * thor_rate), "thor.damping": (1e-4, 3e-3),
                  "thor.clip": (1e-3, 1e-2), "epochs_share": [0.4, 0.5]},
-                {"thor.learning_rate": 0.05 * factor, "thor.damping": 3e-4, "thor.clip": 3e-3, "epochs_share": 0.5},
-                {"thor.schedule": "cosine", "thor.interval": {"start": 10, "end": max(10, steps), "factor": 1.3},
-                 "thor.factor_interval": 10, "thor.factor_share": 0.5, "thor.weight_decay": 5e-4},
-                _RULES,
+                {"thor.learning_rate": 0.05 * thor_rate, "thor.damping": 3e-4, "thor.clip": 3e-3, "epochs_share": 0.5},
+                {"thor.schedule": "cosine", "thor.interval": {"start": interval, "end": steps, "factor": 1.3},
+                 "thor.factor_interval": factor_interval, "thor.factor_share": 0.5, "thor.weight_decay": 5e-4},
+                _rules(2 * interval),
             ),
         ),
     )  # fmt: skip
 
+
+RESIDUAL = _residual(128, rate=1.0, thor_rate=1.0, interval=10, factor_interval=10)
+RESIDUAL_LARGE = _residual(1024, rate=4.0, thor_rate=2.0, interval=2, factor_interval=3)
 
 LANGUAGE = Task(
     "language", "BERT-tiny, masked words of Austen's novels", "test_loss", 4,
@@ -166,9 +172,9 @@ LANGUAGE = Task(
             {"thor.learning_rate": 0.02, "thor.damping": 0.003, "thor.clip": 0.03, "epochs_share": 0.5},
             {"thor.schedule": {"shape": "polynomial", "power": 2.0, "warmup_epochs": 0.25}, "thor.weight_decay": 1e-4,
              "thor.interval": {"start": 10, "end": 100, "factor": 1.2}, "thor.factor_interval": 10},
-            _RULES,
+            _rules(20),
         ),
     ),
 )  # fmt: skip
 
-TASKS = {task.name: task for task in (AUTOENCODER, _residual(128, 1.0), _residual(1024, 4.0), LANGUAGE)}
+TASKS = {task.name: task for task in (AUTOENCODER, RESIDUAL, RESIDUAL_LARGE, LANGUAGE)}
