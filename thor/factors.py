@@ -195,5 +195,5 @@ def bias_trace(beside, uses):
 def traces(blocks):
     """Tr of each copy's factor, [c], from its blocks [c, n, b, b]."""
     copies, count, size, _ = blocks.shape
-    diagonal = ops.arange(0, size * size, size + 1)
+    diagonal = ops.range(0, size * size, size + 1)
     return ops.gather(blocks.reshape(copies * count, size * size), diagonal, 1).reshape(copies, -1).sum(-1)

@@ -23,7 +23,7 @@ from thor.diagnose import first_bad_layer
 from thor.distributed import Means, same_everywhere
 from thor.optimizer import RECOMPILE_SHARE, THOR
 from thor.parameters import int_parameter
-from thor.update import Estimate, Update, dot
+from thor.update import Estimate, Update, dot, over
 
 
 class TrainStep(nn.Cell):
@@ -250,10 +250,7 @@ class TrainStep(nn.Cell):
         def unscale(gradients, factor):
             if not scaled:
                 return gradients
-            result = ()
-            for gradient in gradients:
-                result += (gradient * factor.astype(gradient.dtype),)
-            return result
+            return over(ops.partial(times, factor), gradients)
 
         return unscale
 
@@ -262,11 +259,7 @@ class TrainStep(nn.Cell):
         estimate, rows = Estimate(self._graph_layers()), sum(2 * y.copies for y in self._graph_layers())
 
         def gather(loss, gain, inverse_scale, gradients, fresh):
-            total = loss.astype(ms.float32)
-            for value in gradients:
-                total = total + finite_sum(value)
-            for value in fresh:
-                total = total + finite_sum(value)
+            total = loss.astype(ms.float32) + ops.addn(over(finite_sum, gradients + fresh))
             finite = ops.isfinite(total)
             traces = ops.zeros((rows,), ms.float32)
             if finite:
@@ -385,6 +378,11 @@ class TrainStep(nn.Cell):
 def alone(loss, values, examples):
     """The mean over one rank."""
     return loss, values
+
+
+def times(factor, value):
+    """The value scaled, in its own type."""
+    return value * factor.astype(value.dtype)
 
 
 def finite_sum(value):

@@ -10,6 +10,8 @@ from thor.distributed import Ranks, Sums
 from thor.layers import Layer
 from thor.precondition import from_matrix, precondition, precondition_with_bias, to_matrix
 
+over = ops.Map()  # a tuple of results: growing one by += in a loop takes MindSpore 10 to 20 ms an entry to compile
+
 PER_LAYER = 6  # (blocks, beside, uses) of A and of G; likewise (inverse, s, t) of columns and of rows
 
 
@@ -25,31 +27,31 @@ class Estimate(nn.Cell):
         self.estimates = ParameterTuple([p for layer in layers for p in layer.estimates])
         self.powers = tuple(layer.powers for layer in layers)
         self.bias_apart = tuple(layer.a.cut.bias_apart for layer in layers)
-        self.count = len(layers)
+        self.layers = tuple(range(len(layers)))
 
     def construct(self, gain, inverse_scale, fresh):
         by_power = (1.0, inverse_scale, inverse_scale * inverse_scale)
-        traces = ()
-        for i in range(self.count):
-            j = i * PER_LAYER
-            rate = gain[i]
-            powers = self.powers[i]
-            a_blocks = self._average(j, rate, fresh[j] * by_power[powers[0]])
-            # two branches: MindSpore drops a call that writes if it answers to a name that this layer does not use,
-            # and a Parameter read after it was written would cost a TensorMove
-            a_trace = factors.traces(a_blocks)
-            if self.bias_apart[i]:
-                beside = self._average(j + 1, rate, fresh[j + 1])
-                uses = self._average(j + 2, rate, fresh[j + 2])
-                a_trace = a_trace + factors.bias_trace(beside, uses)
-            else:
-                self._average(j + 1, rate, fresh[j + 1])
-                self._average(j + 2, rate, fresh[j + 2])
-            g_blocks = self._average(j + 3, rate, fresh[j + 3] * by_power[powers[1]])
-            self._average(j + 4, rate, fresh[j + 4] * by_power[powers[2]])
-            self._average(j + 5, rate, fresh[j + 5])
-            traces += (a_trace, factors.traces(g_blocks))
-        return ops.cat(traces)
+        return ops.cat(over(ops.partial(self._traces_of_layer, gain, by_power, fresh), self.layers))
+
+    def _traces_of_layer(self, gain, by_power, fresh, i):
+        j = i * PER_LAYER
+        rate = gain[i]
+        powers = self.powers[i]
+        a_blocks = self._average(j, rate, fresh[j] * by_power[powers[0]])
+        # two branches: MindSpore drops a call that writes if it answers to a name that this layer does not use,
+        # and a Parameter read after it was written would cost a TensorMove
+        a_trace = factors.traces(a_blocks)
+        if self.bias_apart[i]:
+            beside = self._average(j + 1, rate, fresh[j + 1])
+            uses = self._average(j + 2, rate, fresh[j + 2])
+            a_trace = a_trace + factors.bias_trace(beside, uses)
+        else:
+            self._average(j + 1, rate, fresh[j + 1])
+            self._average(j + 2, rate, fresh[j + 2])
+        g_blocks = self._average(j + 3, rate, fresh[j + 3] * by_power[powers[1]])
+        self._average(j + 4, rate, fresh[j + 4] * by_power[powers[2]])
+        self._average(j + 5, rate, fresh[j + 5])
+        return ops.cat((a_trace, factors.traces(g_blocks)))
 
     def _average(self, index, rate, fresh):
         estimate = self.estimates[index]
@@ -90,11 +92,13 @@ class Update(nn.Cell):
         self.copies = tuple(layer.copies for layer in layers)
         self.positions = tuple(layer.positions for layer in layers)
         self.count, self.size = len(layers), len(inner.parameters)
-        captured = dict.fromkeys(self.weight_at) | dict.fromkeys(b for b in self.bias_at if b >= 0)
-        self.captured = tuple(captured)
-        # where to find each weight's direction in (gradients..., directions of captured weights...)
-        self.pick = tuple(self.size + self.captured.index(i) if i in captured else i for i in range(self.size))
-        self.order = self._order_of_directions()
+        self.layers, self.indices = tuple(range(self.count)), tuple(range(self.size))
+        made = {at: (i, 0) for i, at in enumerate(self.weight_at)}
+        made |= {at: (i, 1) for i, at in enumerate(self.bias_at) if at >= 0}
+        self.captured = tuple(sorted(made))
+        self.made_by = tuple(made.get(i, (-1, 0))[0] for i in self.indices)  # layer that makes a weight's direction
+        self.made_as = tuple(made.get(i, (-1, 0))[1] for i in self.indices)
+        self.first = tuple(i + sum(at >= 0 for at in self.bias_at[:i]) for i in self.layers)  # among all directions
         self.held = tuple(layer.held for layer in layers)
         self.across = self._sums_over_row(ranks)
         self.clip = 0.0 if clip is None else float(clip)
@@ -110,31 +114,16 @@ class Update(nn.Cell):
         shapes = [self.weights[at].shape for at in made]
         return Sums(shapes, [False] * len(shapes), ranks.sharing.fusion, ranks.row)
 
-    def _order_of_directions(self) -> tuple[int, ...]:
-        """Position of each captured weight in the list (weight, bias of layer 0, weight of layer 1, ...)."""
-        made: list[int] = []
-        for weight, bias in zip(self.weight_at, self.bias_at, strict=True):
-            made += [weight] if bias < 0 else [weight, bias]
-        return tuple(made.index(i) for i in self.captured)
-
     def construct(self, loss, gradients):
         """(loss, whether the step was finite and done) for unscaled gradients in the inner optimizer's order."""
         if self.clip_each > 0:
-            gradients = self._clipped_each(gradients)
-        made = self._directions(gradients)
+            gradients = over(ops.partial(clipped, self.clip_each), gradients)
+        made = over(ops.partial(self._directions_of_layer, gradients), self.layers)
         if self.across is not None:
             made = self._from_row(made)
-        pool = gradients
-        for index in self.order:
-            pool += (made[index],)
-        directions = ()
-        for index in self.pick:
-            directions += (pool[index],)
-        products = ()
-        total = loss.astype(ms.float32)
-        for i in range(self.size):
-            products += (dot(gradients[i], directions[i]),)
-            total = total + products[i]
+        directions = over(ops.partial(self._pick, gradients, made), self.indices)
+        products = over(dot, gradients, directions)
+        total = loss.astype(ms.float32) + ops.addn(products)
         if self.clip > 0:
             directions = self._limited(directions, products)
         finite = ops.isfinite(total)
@@ -144,20 +133,23 @@ class Update(nn.Cell):
             loss = ops.depend(loss, self.inner(directions))
         return loss, finite
 
-    def _directions(self, gradients):
-        made = ()
-        for i in range(self.count):
-            weight = gradients[self.weight_at[i]]
-            bias = None
-            if self.bias_at[i] >= 0:
-                bias = gradients[self.bias_at[i]]
+    def _directions_of_layer(self, gradients, i):
+        """(of the weight,) or (of the weight, of the bias) of layer ``i``."""
+        weight = gradients[self.weight_at[i]]
+        if self.bias_at[i] < 0:
             if self.held[i]:
-                made += self._direction(i, weight, bias)
-            else:
-                made += (ops.zeros_like(weight),)
-                if self.bias_at[i] >= 0:
-                    made += (ops.zeros_like(bias),)
-        return made
+                return self._direction(i, weight, None)
+            return (ops.zeros_like(weight),)
+        bias = gradients[self.bias_at[i]]
+        if self.held[i]:
+            return self._direction(i, weight, bias)
+        return ops.zeros_like(weight), ops.zeros_like(bias)
+
+    def _pick(self, gradients, made, i):
+        """The direction of weight ``i``: what its layer made of the gradient, or the gradient itself."""
+        if self.made_by[i] < 0:
+            return gradients[i]
+        return made[self.made_by[i]][self.made_as[i]]
 
     def _direction(self, i, weight, bias):
         j = i * PER_LAYER
@@ -176,40 +168,50 @@ class Update(nn.Cell):
         return from_matrix(matrix, weight, None, copies, positions) + from_matrix(column, bias, None, copies)
 
     def _from_row(self, made):
-        sums = self.across(made, 1.0)
-        typed = ()
-        for i in range(len(made)):
-            typed += (sums[i].astype(made[i].dtype),)
-        return typed
-
-    def _clipped_each(self, gradients):
-        clipped = ()
-        for i in range(self.size):
-            norm = ops.sqrt(dot(gradients[i], gradients[i]))  # if infinite, 0 times infinity is found to be no number
-            factor = ops.minimum(self.clip_each / (norm + 1e-12), 1.0)
-            clipped += (gradients[i] * factor.astype(gradients[i].dtype),)
-        return clipped
+        """The directions of each layer, from the rank of this row that has them."""
+        flat = ()
+        for directions in made:
+            flat += directions
+        sums = self.across(flat, 1.0)
+        typed = over(like, sums, flat)
+        back = ()
+        for i in range(self.count):
+            if self.bias_at[i] < 0:
+                back += ((typed[self.first[i]],),)
+            else:
+                back += ((typed[self.first[i]], typed[self.first[i] + 1]),)
+        return back
 
     def _limited(self, directions, products):
-        curvature = ops.zeros((), ms.float32)
-        for i in range(self.size):
-            if self.pick[i] >= self.size:
-                rate = self._rate(i)
-                curvature = curvature + rate * rate * products[i]
+        curvature = ops.addn(over(ops.partial(self._share_of_curvature, products), self.captured))
         factor = ops.minimum(ops.sqrt(self.clip / (ops.relu(curvature) + 1e-30)), 1.0)  # rounding may go below 0
-        limited = ()
-        for i in range(self.size):
-            direction = directions[i]
-            if self.pick[i] >= self.size:
-                direction = direction * factor.astype(direction.dtype)
-            limited += (direction,)
-        return limited
+        return over(ops.partial(self._scaled, directions, factor), self.indices)
+
+    def _share_of_curvature(self, products, i):
+        rate = self._rate(i)
+        return rate * rate * products[i]
+
+    def _scaled(self, directions, factor, i):
+        if self.made_by[i] < 0:
+            return directions[i]
+        return directions[i] * factor.astype(directions[i].dtype)
 
     def _rate(self, index):
         rate = self.inner.get_lr()
         if self.inner.is_group_lr:
             rate = rate[index]
         return rate
+
+
+def clipped(limit, gradient):
+    """The gradient, scaled to at most that norm."""
+    norm = ops.sqrt(dot(gradient, gradient))  # if infinite, 0 times infinity is found to be no number
+    return gradient * ops.minimum(limit / (norm + 1e-12), 1.0).astype(gradient.dtype)
+
+
+def like(value, model):
+    """The value in the model's type."""
+    return value.astype(model.dtype)
 
 
 def dot(x, y):
