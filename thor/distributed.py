@@ -23,6 +23,7 @@ from mindspore import Parameter, Tensor, nn, ops
 
 from first_order.checks import flag, number
 from thor import device
+from thor.compiled import entries_of, over
 from thor.packing import runs, triangle
 from thor.placement import PER, Grid
 
@@ -195,8 +196,9 @@ class Sums(nn.Cell):
             int(np.prod(shape)) if not size else int(np.prod(shape[:-2])) * size * (size + 1) // 2
             for shape, size in zip(self.shapes, self.sizes, strict=True)
         )
-        self.runs = tuple(runs(self.lengths, limit))
-        self.splits = tuple(list(self.lengths[first:last]) for first, last in self.runs)
+        self.members = tuple(tuple(range(first, last)) for first, last in runs(self.lengths, limit))
+        # where each begins in its message
+        self.offsets = tuple(sum(self.lengths[run[0] : index]) for run in self.members for index in run)
         self.all_reduce = ops.AllReduce(ops.ReduceOp.SUM, group) if group else ops.AllReduce(ops.ReduceOp.SUM)
 
     @property
@@ -208,32 +210,23 @@ class Sums(nn.Cell):
         """Sums of weight * value; ``weight`` is a number."""
         sums = ()
         before = values[0]
-        for r in range(len(self.runs)):
-            first, last = self.runs[r]
-            parts = ()
-            for i in range(first, last):
-                parts += (self._flat(i, values[i]),)
-            buffer = parts[0]
-            if last - first > 1:
-                buffer = ops.cat(parts)
+        for run in self.members:
+            buffer = ops.cat(over(ops.partial(self._flat, values), run))
             buffer = self.all_reduce(ops.depend(buffer * weight, before))
             before = buffer
-            parts = (buffer,)
-            if last - first > 1:
-                parts = ops.split(buffer, self.splits[r])
-            for i in range(first, last):
-                sums += (self._whole(i, parts[i - first]),)
+            sums += over(ops.partial(self._whole, buffer), run)
         return sums
 
-    def _flat(self, index, value):
-        value = value.astype(ms.float32)
+    def _flat(self, values, index):
+        value = values[index].astype(ms.float32)
         kind, size = self.kind[index], self.sizes[index]
         if kind >= 0:
             value = ops.gather(value.reshape(-1, size * size), self.pack[kind], 1)
         return value.reshape(-1)
 
-    def _whole(self, index, flat):
+    def _whole(self, buffer, index):
         kind, size = self.kind[index], self.sizes[index]
+        flat = entries_of(buffer, self.offsets[index], self.lengths[index])
         if kind >= 0:
             flat = ops.gather(flat.reshape(-1, size * (size + 1) // 2), self.unpack[kind], 1)
         return flat.reshape(self.shapes[index])
@@ -245,15 +238,17 @@ class Means(nn.Cell):
     def __init__(self, shapes: Sequence[tuple[int, ...]], symmetric: Sequence[bool], limit: int):
         super().__init__(auto_prefix=False)
         self.sums = Sums([(2,), *shapes], [False, *symmetric], limit, None)
+        self.indices = tuple(range(len(shapes)))
 
     def construct(self, loss, values, examples):
         head = ops.stack((loss.astype(ms.float32), ops.ones_like(loss).astype(ms.float32)))
         sums = self.sums((head,) + values, examples)
         share = 1.0 / sums[0][1]
-        means = ()
-        for i in range(len(values)):
-            means += ((sums[i + 1] * share).astype(values[i].dtype),)
+        means = over(ops.partial(self._mean, sums, share, values), self.indices)
         return (sums[0][0] * share).astype(loss.dtype), means
+
+    def _mean(self, sums, share, values, index):
+        return (sums[index + 1] * share).astype(values[index].dtype)
 
 
 def same_everywhere(ranks: Ranks, values: dict[str, Any]) -> None:

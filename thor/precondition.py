@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from mindspore import ops
 
-_slice = ops.Slice()
+from thor.compiled import columns_of, rows_of
 
 
 def precondition(x, a_inverse, a_s, a_t, g_inverse, g_s, g_t):
@@ -103,20 +103,6 @@ def to_matrix(weight, bias, copies, rows, columns, positions=1):
     if outputs < rows:
         matrix = ops.cat((matrix, ops.zeros((copies, rows - outputs, columns), matrix.dtype)), 1)
     return matrix
-
-
-def rows_of(x, first, count):
-    """X[:, first:first + count] of a [c, m, n].
-
-    By the Slice operator, which costs a copy of the part, as ``ops.split`` does, whose Python takes MindSpore 0.1 s to
-    compile wherever it is used.
-    """
-    return _slice(x, (0, first, 0), (x.shape[0], count, x.shape[2]))
-
-
-def columns_of(x, first, count):
-    """X[:, :, first:first + count] of a [c, m, n]."""
-    return _slice(x, (0, 0, first), (x.shape[0], x.shape[1], count))
 
 
 def from_matrix(matrix, weight, bias, copies, positions=1):

@@ -19,11 +19,12 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from thor import device
 from thor.accumulation import Adder, Clearer, Values
 from thor.blocks import check_int
+from thor.compiled import over
 from thor.diagnose import first_bad_layer
 from thor.distributed import Means, same_everywhere
 from thor.optimizer import RECOMPILE_SHARE, THOR
 from thor.parameters import int_parameter
-from thor.update import Estimate, Update, dot, over
+from thor.update import Estimate, Update, dot
 
 
 class TrainStep(nn.Cell):

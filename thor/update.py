@@ -6,11 +6,10 @@ import mindspore as ms
 from mindspore import ParameterTuple, nn, ops
 
 from thor import factors
+from thor.compiled import over
 from thor.distributed import Ranks, Sums
 from thor.layers import Layer
 from thor.precondition import from_matrix, precondition, precondition_with_bias, to_matrix
-
-over = ops.Map()  # a tuple of results: growing one by += in a loop takes MindSpore 10 to 20 ms an entry to compile
 
 PER_LAYER = 6  # (blocks, beside, uses) of A and of G; likewise (inverse, s, t) of columns and of rows
 
