@@ -159,7 +159,9 @@ def _assign(values: dict[str, Any], key: str, value: Any) -> None:
         inner = values.get(parent)
         if inner is not None and not isinstance(inner, dict):
             name = ".".join(parents[:depth])
-            raise UserError(f"--{key}: {name} is {inner!r} here, and has no parts; give all of {name}'s parts")
+            part = key.removeprefix(f"{name}.")
+            whole = f"--{name} '{{{part}: {value}, ...}}'"
+            raise UserError(f"--{key}: {name} is {inner!r} here, and has no parts; give it whole: {whole}")
         values = values.setdefault(parent, {}) if inner is None else inner
     values[last] = value
 

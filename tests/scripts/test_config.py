@@ -65,6 +65,10 @@ def test_the_trace_rule_is_what_the_settings_say(value, rule):
         (["--thor.refresh", "{update: 0.1, stop: 0.2}"], "stop must be at most update, and 0.2 > 0.1"),
         (["--thor", "3"], "thor = 3: must be a block of settings"),
         (["--thor.damping"], "--thor.damping needs a value"),
+        (
+            ["--thor.refresh", "thor_stop", "--thor.refresh.update", "0.2"],
+            "thor.refresh is 'thor_stop' here, and has no parts; give it whole: --thor.refresh '{update: 0.2, ...}'",
+        ),
         (["epochs=3"], "unexpected argument 'epochs=3': settings are given as --key value"),
         (["--epochs", "[1"], "--epochs: '[1' is not a valid value"),
     ],
