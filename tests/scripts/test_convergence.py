@@ -41,10 +41,16 @@ def test_optimizers_of_a_task_differ_in_nothing_but_the_optimizer():
         runs = {c.name: search.settings(task, c, dict(c.start), 1, 8) for c in task.contenders}
         own = {"optimizer", "epochs", "thor", "momentum", "adam", "adafactor"}
         assert len({json.dumps({k: v for k, v in run.items() if k not in own}) for run in runs.values()}) == 1
-        tuned, stop = runs["thor_nt"], runs["thor_stop"]
-        rule = {"preset": "thor_stop", "start": stop["thor"]["refresh"]["start"]}
-        assert tuned["thor"] | {"refresh": rule} == stop["thor"]
-        assert task.contender("thor_stop").tuned_as == "thor_nt"
+        tuned = runs["thor_nt"]["thor"]
+        assert tuned["refresh"] == "thor_nt"
+        for name, stops in (("thor", False), ("thor_stop", True)):
+            variant, rule = runs[name]["thor"], runs[name]["thor"]["refresh"]
+            assert variant | {"refresh": "thor_nt"} == tuned
+            if "preset" in rule:
+                assert rule["preset"] == name
+            else:
+                assert rule["update"] > 0 and (rule["stop"] > 0) == stops
+            assert task.contender(name).tuned_as == "thor_nt"
 
 
 def outcome(contender, seed, errors, compiling=2.0):
