@@ -5,6 +5,8 @@ from __future__ import annotations
 import mindspore as ms
 from mindspore import Parameter, ParameterTuple, nn, ops
 
+from thor.compiled import over
+
 
 class Adder(nn.Cell):
     """sums += values, loss_sum += loss."""
@@ -28,10 +30,7 @@ class Values(nn.Cell):
         self.sums, self.loss_sum = ParameterTuple(sums), loss_sum
 
     def construct(self, factor):
-        values = ()
-        for value in self.sums:
-            values += (value * factor,)
-        return self.loss_sum * factor, values
+        return self.loss_sum * factor, over(ops.partial(product, factor), self.sums)
 
 
 class Clearer(nn.Cell):
@@ -45,3 +44,8 @@ class Clearer(nn.Cell):
         for value in self.sums:
             ops.assign(value, ops.zeros_like(value))
         return self.sums[0]
+
+
+def product(factor, value):
+    """The value, scaled."""
+    return value * factor

@@ -24,7 +24,7 @@ from thor.diagnose import first_bad_layer
 from thor.distributed import Means, same_everywhere
 from thor.optimizer import RECOMPILE_SHARE, THOR
 from thor.parameters import int_parameter
-from thor.update import Estimate, Update, dot
+from thor.update import Estimate, Update, dot, times
 
 
 class TrainStep(nn.Cell):
@@ -379,11 +379,6 @@ class TrainStep(nn.Cell):
 def alone(loss, values, examples):
     """The mean over one rank."""
     return loss, values
-
-
-def times(factor, value):
-    """The value scaled, in its own type."""
-    return value * factor.astype(value.dtype)
 
 
 def finite_sum(value):

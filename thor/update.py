@@ -90,27 +90,25 @@ class Update(nn.Cell):
         self.bias_at = tuple(-1 if layer.bias is None else position[id(layer.bias)] for layer in layers)
         self.copies = tuple(layer.copies for layer in layers)
         self.positions = tuple(layer.positions for layer in layers)
-        self.count, self.size = len(layers), len(inner.parameters)
-        self.layers, self.indices = tuple(range(self.count)), tuple(range(self.size))
+        self.layers, self.indices = tuple(range(len(layers))), tuple(range(len(inner.parameters)))
         made = {at: (i, 0) for i, at in enumerate(self.weight_at)}
         made |= {at: (i, 1) for i, at in enumerate(self.bias_at) if at >= 0}
         self.captured = tuple(sorted(made))
         self.made_by = tuple(made.get(i, (-1, 0))[0] for i in self.indices)  # layer that makes a weight's direction
         self.made_as = tuple(made.get(i, (-1, 0))[1] for i in self.indices)
-        self.first = tuple(i + sum(at >= 0 for at in self.bias_at[:i]) for i in self.layers)  # among all directions
+        self.sum_at = tuple(self.captured.index(i) if i in made else -1 for i in self.indices)
         self.held = tuple(layer.held for layer in layers)
         self.across = self._sums_over_row(ranks)
         self.clip = 0.0 if clip is None else float(clip)
         self.clip_each = 0.0 if clip_each is None else float(clip_each)
         self.decay = float(decay)
-        self.decay_at = tuple(i for i in range(self.size) if inner.decay_flags[i]) if decay else ()
+        self.decay_at = tuple(i for i in self.indices if inner.decay_flags[i]) if decay else ()
 
     def _sums_over_row(self, ranks: Ranks | None) -> Sums | None:
         """How ranks hand each other directions; None where each computes all of them."""
         if ranks is None or ranks.row is None:
             return None
-        made = [at for pair in zip(self.weight_at, self.bias_at, strict=True) for at in pair if at >= 0]
-        shapes = [self.weights[at].shape for at in made]
+        shapes = [self.weights[at].shape for at in self.captured]
         return Sums(shapes, [False] * len(shapes), ranks.sharing.fusion, ranks.row)
 
     def construct(self, loss, gradients):
@@ -118,9 +116,10 @@ class Update(nn.Cell):
         if self.clip_each > 0:
             gradients = over(ops.partial(clipped, self.clip_each), gradients)
         made = over(ops.partial(self._directions_of_layer, gradients), self.layers)
-        if self.across is not None:
-            made = self._from_row(made)
         directions = over(ops.partial(self._pick, gradients, made), self.indices)
+        if self.across is not None:
+            sums = self.across(over(ops.partial(entry, directions), self.captured), 1.0)
+            directions = over(ops.partial(self._from_row, directions, sums), self.indices)
         products = over(dot, gradients, directions)
         total = loss.astype(ms.float32) + ops.addn(products)
         if self.clip > 0:
@@ -135,13 +134,13 @@ class Update(nn.Cell):
     def _directions_of_layer(self, gradients, i):
         """(of the weight,) or (of the weight, of the bias) of layer ``i``."""
         weight = gradients[self.weight_at[i]]
-        if self.bias_at[i] < 0:
-            if self.held[i]:
-                return self._direction(i, weight, None)
-            return (ops.zeros_like(weight),)
-        bias = gradients[self.bias_at[i]]
+        bias = None
+        if self.bias_at[i] >= 0:
+            bias = gradients[self.bias_at[i]]
         if self.held[i]:
             return self._direction(i, weight, bias)
+        if self.bias_at[i] < 0:
+            return (ops.zeros_like(weight),)
         return ops.zeros_like(weight), ops.zeros_like(bias)
 
     def _pick(self, gradients, made, i):
@@ -166,20 +165,11 @@ class Update(nn.Cell):
         matrix, column = precondition_with_bias(matrix, column, *right, self.bias_inverses[apart], *left)
         return from_matrix(matrix, weight, None, copies, positions) + from_matrix(column, bias, None, copies)
 
-    def _from_row(self, made):
-        """The directions of each layer, from the rank of this row that has them."""
-        flat = ()
-        for directions in made:
-            flat += directions
-        sums = self.across(flat, 1.0)
-        typed = over(like, sums, flat)
-        back = ()
-        for i in range(self.count):
-            if self.bias_at[i] < 0:
-                back += ((typed[self.first[i]],),)
-            else:
-                back += ((typed[self.first[i]], typed[self.first[i] + 1]),)
-        return back
+    def _from_row(self, directions, sums, i):
+        """The direction of weight ``i``, from the rank of this row that has its layer's inverses."""
+        if self.sum_at[i] < 0:
+            return directions[i]
+        return sums[self.sum_at[i]].astype(directions[i].dtype)
 
     def _limited(self, directions, products):
         curvature = ops.addn(over(ops.partial(self._share_of_curvature, products), self.captured))
@@ -193,7 +183,7 @@ class Update(nn.Cell):
     def _scaled(self, directions, factor, i):
         if self.made_by[i] < 0:
             return directions[i]
-        return directions[i] * factor.astype(directions[i].dtype)
+        return times(factor, directions[i])
 
     def _rate(self, index):
         rate = self.inner.get_lr()
@@ -202,15 +192,20 @@ class Update(nn.Cell):
         return rate
 
 
+def entry(values, index):
+    """One of a tuple."""
+    return values[index]
+
+
+def times(factor, value):
+    """The value scaled, in its own type."""
+    return value * factor.astype(value.dtype)
+
+
 def clipped(limit, gradient):
     """The gradient, scaled to at most that norm."""
     norm = ops.sqrt(dot(gradient, gradient))  # if infinite, 0 times infinity is found to be no number
-    return gradient * ops.minimum(limit / (norm + 1e-12), 1.0).astype(gradient.dtype)
-
-
-def like(value, model):
-    """The value in the model's type."""
-    return value.astype(model.dtype)
+    return times(ops.minimum(limit / (norm + 1e-12), 1.0), gradient)
 
 
 def dot(x, y):
