@@ -11,7 +11,9 @@ from mindspore import Parameter, Tensor, nn, ops
 
 from scripts.mean_over_ranks import Across, mean_over_ranks
 from scripts.settings import TrainSettings
+from thor.compiled import over, scaled
 from thor.loss_scale import DynamicLossScale
+from thor.update import dot
 
 Compiled = Callable[..., Any]
 
@@ -36,9 +38,10 @@ class FirstOrderStep:
         self._calls = 0
         self.state = LossScale(None if settings.loss_scale != "dynamic" else DynamicLossScale())
         fixed = 1.0 if self.state.rule else float(settings.loss_scale)
-        across = mean_over_ranks(settings.data.ranks)
-        at_once = across if self._every == 1 else mean_over_ranks(1)
-        gradients = _gradients(network, loss, optimizer.parameters, fixed, self._every, at_once)
+        shapes = [tuple(weight.shape) for weight in optimizer.parameters]
+        ranks = settings.data.ranks
+        across = mean_over_ranks(ranks if self._every == 1 else 1, [(), *shapes])
+        gradients = _gradients(network, loss, optimizer.parameters, fixed, self._every, across)
         update = _clipped(optimizer, settings.clip_norm)
         if self.state.rule:
             steps = [_guarded_update(network, loss, optimizer.parameters, update, across)]
@@ -46,7 +49,10 @@ class FirstOrderStep:
             steps = [_update(gradients, update)]
         else:
             sums = tuple(_zeros(weight) for weight in optimizer.parameters)
-            steps = [_add(gradients, sums, across), _flush(sums, update, across)]
+            steps = [
+                _add(gradients, sums, mean_over_ranks(ranks, [(), ()])),
+                _flush(sums, update, mean_over_ranks(ranks, shapes)),
+            ]
         self._steps = [ms.jit(step) for step in steps] if settings.mode == "graph" else steps
 
     def __call__(self, *batch: Tensor) -> Tensor:
@@ -114,15 +120,17 @@ def _gradients(
     def gradients(*batch: Tensor) -> tuple[Tensor, tuple[Tensor, ...], Tensor]:
         (_, value), grads = differentiate(*batch)
         if factor != 1.0:
-            grads = tuple([grad * factor for grad in grads])
+            grads = scaled(factor, grads)
         reduced = across((value, *grads))
         value, grads = reduced[0], reduced[1:]
-        square = value * value
-        for grad in grads:
-            square = square + (grad * grad).sum()
-        return value, grads, square
+        return value, grads, dot(value, value) + _square(grads)
 
     return gradients
+
+
+def _square(grads: tuple[Tensor, ...]) -> Tensor:
+    """Squared norm of all gradients together, float32: not finite if an entry is not."""
+    return ops.addn(over(dot, grads, grads))
 
 
 def _clipped(optimizer: nn.Cell, limit: float | None) -> Compiled:
@@ -130,11 +138,7 @@ def _clipped(optimizer: nn.Cell, limit: float | None) -> Compiled:
 
     def update(grads: tuple[Tensor, ...]) -> Tensor:
         if limit is not None:
-            square = (grads[0] * grads[0]).sum()
-            for grad in grads[1:]:
-                square = square + (grad * grad).sum()
-            factor = ops.minimum(limit / (ops.sqrt(square) + 1e-12), 1.0)
-            grads = tuple([grad * factor for grad in grads])
+            grads = scaled(ops.minimum(limit / (ops.sqrt(_square(grads)) + 1e-12), 1.0), grads)
         return optimizer(grads)
 
     return update
@@ -162,11 +166,9 @@ def _guarded_update(network: nn.Cell, loss: nn.Cell, weights: Any, optimizer: Co
     def update(scale: Tensor, *batch: Tensor) -> tuple[Tensor, Tensor]:
         (_, value), grads = differentiate(scale, *batch)
         inverse = 1.0 / scale
-        reduced = across((value, *[grad * inverse for grad in grads]))
+        reduced = across((value, *scaled(inverse, grads)))
         value, grads = reduced[0], reduced[1:]
-        square = value * value
-        for grad in grads:
-            square = square + (grad * grad).sum()
+        square = dot(value, value) + _square(grads)
         if ops.isfinite(square):
             square = ops.depend(square, optimizer(grads))
         return value, square
@@ -191,7 +193,7 @@ def _flush(sums: tuple[Parameter, ...], optimizer: Compiled, across: Across) -> 
     """Move the weights by the sums, and set these back to zero."""
 
     def flush() -> Tensor:
-        grads = across(tuple([total * 1.0 for total in sums]))
+        grads = across(scaled(1.0, sums))
         done = optimizer(grads)
         for total in sums:
             done = ops.depend(done, ops.assign(total, ops.depend(ops.zeros_like(total), done)))

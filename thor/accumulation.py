@@ -5,7 +5,7 @@ from __future__ import annotations
 import mindspore as ms
 from mindspore import Parameter, ParameterTuple, nn, ops
 
-from thor.compiled import over
+from thor.compiled import scaled
 
 
 class Adder(nn.Cell):
@@ -30,7 +30,7 @@ class Values(nn.Cell):
         self.sums, self.loss_sum = ParameterTuple(sums), loss_sum
 
     def construct(self, factor):
-        return self.loss_sum * factor, over(ops.partial(product, factor), self.sums)
+        return self.loss_sum * factor, scaled(factor, self.sums)
 
 
 class Clearer(nn.Cell):
@@ -44,8 +44,3 @@ class Clearer(nn.Cell):
         for value in self.sums:
             ops.assign(value, ops.zeros_like(value))
         return self.sums[0]
-
-
-def product(factor, value):
-    """The value, scaled."""
-    return value * factor
