@@ -1,6 +1,7 @@
 import mindspore as ms
 import numpy as np
 import pytest
+from mindspore import Tensor, nn
 
 import models
 
@@ -36,6 +37,21 @@ def test_a_narrower_residual_network_has_its_widths_in_proportion():
     assert [network.conv1.out_channels, network.fc.in_channels] == [4, 16]
     with pytest.raises(ValueError, match="width must be an int of at least 1, but got 0"):
         models.resnet8(width=0)
+
+
+def test_averages_of_a_residual_network_can_be_shorter():
+    norms = [cell for _, cell in models.resnet8(width=2, norm_momentum=0.6).cells_and_names()
+             if isinstance(cell, nn.BatchNorm2d)]  # fmt: skip
+    assert len(norms) == 9
+    before = norms[0].moving_mean.asnumpy().copy()
+    x = Tensor(np.random.default_rng(0).standard_normal((4, 2, 5, 5)).astype(np.float32) + 2)
+    for norm in (n for n in norms if n.num_features == 2):
+        norm.set_train()(x)
+        expected = 0.6 * before + 0.4 * x.asnumpy().mean((0, 2, 3))
+        np.testing.assert_allclose(norm.moving_mean.asnumpy(), expected, rtol=1e-5)
+    for wrong in (1, -0.1, True, "0.9"):
+        with pytest.raises(ValueError, match="norm_momentum must be a number of at least 0 and less than 1"):
+            models.resnet8(norm_momentum=wrong)
 
 
 @pytest.mark.parametrize("factory, layers", [(models.resnet20, 20), (models.resnet32, 32), (models.resnet44, 44)])
