@@ -38,7 +38,7 @@ class FirstOrderStep:
         self._calls = 0
         self.state = LossScale(None if settings.loss_scale != "dynamic" else DynamicLossScale())
         fixed = 1.0 if self.state.rule else float(settings.loss_scale)
-        shapes = [tuple(weight.shape) for weight in optimizer.parameters]
+        shapes = [weight.shape for weight in optimizer.parameters]
         ranks = settings.data.ranks
         across = mean_over_ranks(ranks if self._every == 1 else 1, [(), *shapes])
         gradients = _gradients(network, loss, optimizer.parameters, fixed, self._every, across)

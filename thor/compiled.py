@@ -17,13 +17,8 @@ _slice = ops.Slice()
 
 
 def scaled(factor: Any, values: Any) -> Any:
-    """Each of a tuple times a factor; a float32 Tensor makes float16 values float32."""
-    return over(ops.partial(product, factor), values)
-
-
-def product(factor: Any, value: Any) -> Any:
-    """The value times the factor."""
-    return value * factor
+    """Each of a tuple times a number or a 0-d Tensor, in its own type."""
+    return over(ops.partial(ops.mul, factor), values)
 
 
 def entries_of(x: Any, first: int, count: int) -> Any:

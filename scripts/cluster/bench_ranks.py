@@ -63,7 +63,7 @@ def first_order_step(name: str, batch: int, ranks: int) -> tuple[Callable[..., T
     net, loss_fn, inputs = network(name, batch)
     thor.device.fast_convolutions(net)
     optimizer = nn.Momentum(net.trainable_params(), 1e-5, 0.9)
-    mean = mean_over_ranks(ranks, [tuple(weight.shape) for weight in optimizer.parameters])
+    mean = mean_over_ranks(ranks, [weight.shape for weight in optimizer.parameters])
 
     def forward(x: Tensor, y: Tensor) -> Tensor:
         return loss_fn(net(x), y)
