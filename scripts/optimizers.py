@@ -16,6 +16,11 @@ from scripts.settings import ThorSettings, TrainSettings
 Step = Callable[..., Tensor]
 
 
+def _none() -> int:
+    """How often a first-order step is compiled anew."""
+    return 0
+
+
 def _nothing() -> str:
     """The phase of every step of a first-order optimizer."""
     return "step"
@@ -30,6 +35,7 @@ class Stepper:
         step: Moves the weights by a batch, and gives its loss.
         history: Refresh decisions of thor.THOR so far; none for the others.
         phase: What the next step will do; thor.THOR's are plain, curvature and refresh.
+        compilations: How often the curvature step was compiled so far: anew when thor.THOR's layers have stopped.
         inverse_seconds: Of each rank at the last refresh that thor.THOR shared out among several.
         state: Further Parameters of a checkpoint.
     """
@@ -38,6 +44,7 @@ class Stepper:
     step: Step
     history: Callable[[], list[Any]] = list
     phase: Callable[[], str] = _nothing
+    compilations: Callable[[], int] = _none
     inverse_seconds: Callable[[], list[float]] = list
     state: tuple[nn.Cell, ...] = ()
 
@@ -91,7 +98,7 @@ def _thor(settings: TrainSettings, network: nn.Cell, loss: nn.Cell, steps_per_ep
     def inverse_seconds() -> list[float]:
         return [] if optimizer.exchange is None else [round(float(s), 5) for s in optimizer.exchange.seconds]
 
-    return Stepper(optimizer, step, lambda: optimizer.history, phase, inverse_seconds)
+    return Stepper(optimizer, step, lambda: optimizer.history, phase, lambda: step.compilations, inverse_seconds)
 
 
 def decay_groups(network: nn.Cell, settings: TrainSettings, decay: float) -> Any:

@@ -13,7 +13,7 @@ COMPILING = "compiling"
 
 
 class Phases:
-    """Adds up times. The first of each kind of step goes under `compiling`: MindSpore compiles in it."""
+    """Adds up times. Steps in which MindSpore compiles go under `compiling`: the first of each kind, and some later."""
 
     _STEPS = ("step", "plain", "curvature", "refresh")
 
@@ -29,10 +29,16 @@ class Phases:
         """How often each phase came, and its seconds in all."""
         return {name: [count, round(seconds, 4)] for name, (count, seconds) in self._sums.items()}
 
-    def add(self, name: str, seconds: float) -> None:
-        """One more of a phase."""
-        if name in self._STEPS and name not in self._seen:
-            self._seen.add(name)
+    @property
+    def compiling(self) -> float:
+        """Seconds of the steps in which MindSpore compiled."""
+        return round(self._sums.get(COMPILING, (0, 0.0))[1], 3)
+
+    def add(self, name: str, seconds: float, compiled: bool = False) -> None:
+        """One more of a phase; `compiled` tells of a step that it compiled though it was not the first of its kind."""
+        first = name in self._STEPS and name not in self._seen
+        self._seen.add(name)
+        if first or compiled:
             name = COMPILING
         pair = self._sums.setdefault(name, [0, 0.0])
         pair[0] += 1

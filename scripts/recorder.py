@@ -23,7 +23,7 @@ LOST = "the newest lines are lost, those up to the last checkpoint are there and
 TABLES = {
     "metrics.csv": (
         ("step", "eval", "epoch"),
-        ("kind", "step", "epoch", "seconds", "loss", "ms_per_step", "train_loss")
+        ("kind", "step", "epoch", "seconds", "compiling", "loss", "ms_per_step", "train_loss")
         + ("test_loss", "test_accuracy", "test_top5", "test_error"),
     ),
     "refreshes.csv": (("refresh",), ("step", "layer", "trace", "change", "decision")),
@@ -51,11 +51,11 @@ class Recorder:
         self._write({"kind": "step", **values})
 
     def evaluation(self, **values: Any) -> None:
-        """An evaluation within an epoch: step, epoch, test_loss, test_accuracy ..., seconds."""
+        """An evaluation within an epoch: step, epoch, test_loss, test_accuracy ..., seconds, compiling."""
         self._write({"kind": "eval", **values})
 
     def epoch(self, **values: Any) -> None:
-        """An epoch: step, epoch, train_loss, test_loss, test_accuracy or test_error, seconds."""
+        """An epoch: step, epoch, train_loss, test_loss, test_accuracy or test_error, seconds, compiling."""
         self._write({"kind": "epoch", **values})
 
     def refresh(self, record: Any) -> None:

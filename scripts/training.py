@@ -176,14 +176,14 @@ def _epoch(run: Run, recorder: Recorder, display: ProgressDisplay, interrupt: In
     batches = run.phases.timed("data", run.feeds.train.epoch(epoch, run.position.step_in_epoch))
     for batch in batches:
         run.heart.beat(run.position.step, heartbeat.STEP)
-        phase = run.stepper.phase()
+        phase, compiled = run.stepper.phase(), run.stepper.compilations()
         begin = time.perf_counter()
         inputs = [Tensor(part) for part in batch[:-1]]
         target = inputs[0] if settings.reconstructs else Tensor(batch[-1])
         loss = float(run.stepper.step(*inputs, target).asnumpy())
         loss, asked = run.ranks.agree(loss, interrupt.requested or run.heart.orphaned)
         seconds = time.perf_counter() - begin
-        run.phases.add(phase, seconds)
+        run.phases.add(phase, seconds, run.stepper.compilations() > compiled)
         run.position = _moved(run.position, loss, seconds)
         step, whole = run.position.step, run.position.step % settings.accumulation == 0
         if run.average and whole:
@@ -250,7 +250,7 @@ def _evaluate_within(run: Run, recorder: Recorder, display: ProgressDisplay) -> 
     """An evaluation within an epoch, and a checkpoint, which may be the best."""
     scores, position = _evaluate(run), run.position
     epoch = round(position.step / run.steps_per_epoch, 4)
-    recorder.evaluation(step=position.step, epoch=epoch, **scores.named(), seconds=round(position.seconds, 3))
+    recorder.evaluation(step=position.step, epoch=epoch, **scores.named(), **_times(run))
     _save(run, recorder)
     display.evaluation(position.step, scores.metric)
 
@@ -269,10 +269,15 @@ def _end_of_epoch(run: Run, recorder: Recorder, display: ProgressDisplay) -> Non
         epoch=position.epoch,
         train_loss=train_loss,
         **(scores.named() if scores else {}),
-        seconds=round(position.seconds, 3),
+        **_times(run),
     )
     _save(run, recorder)
     display.epoch(position.epoch, train_loss, scores.metric if scores else None, position.seconds)
+
+
+def _times(run: Run) -> dict[str, float]:
+    """Seconds of training so far, and those of them in which MindSpore compiled."""
+    return {"seconds": round(run.position.seconds, 3), "compiling": run.phases.compiling}
 
 
 def _save(run: Run, recorder: Recorder) -> None:

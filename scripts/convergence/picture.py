@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from scripts.convergence.results import Outcome, Row
+from scripts.convergence.results import Outcome, Row, without_compiling
 from scripts.convergence.tasks import Task
 
 TITLES = {"test_error": "test squared error an image", "test_accuracy": "test accuracy", "test_loss": "held-out loss"}
@@ -71,7 +71,7 @@ def draw(task: Task, outcomes: Sequence[Outcome], target: float, path: Path) -> 
 def _curves(axes: Axes, task: Task, outcomes: Sequence[Outcome], key: str, name: str, colour: object) -> None:
     curves = []
     for outcome in outcomes:
-        x = [line[key] - (outcome.compiling if key == "seconds" else 0.0) for line in outcome.evaluations]
+        x = [without_compiling(line) if key == "seconds" else line[key] for line in outcome.evaluations]
         y = [line[task.metric] for line in outcome.evaluations]
         axes.plot(x, y, color=colour, alpha=0.25, linewidth=0.8)
         curves.append((x, y))

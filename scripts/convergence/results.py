@@ -18,8 +18,7 @@ class Outcome:
     """One finished run.
 
     Attributes:
-        evaluations: Its lines with the task's metric.
-        compiling: Seconds of its first step of each kind, in which MindSpore compiles; part of the lines' seconds.
+        evaluations: Its lines with the task's metric; of their seconds, ``compiling`` went into compiling.
         refreshes: Inverses computed: layers times refreshes.
         peak: Bytes of the process.
     """
@@ -27,7 +26,6 @@ class Outcome:
     contender: str
     seed: int
     evaluations: tuple[Line, ...]
-    compiling: float
     refreshes: int
     peak: int
 
@@ -66,15 +64,16 @@ def read_outcome(folder: Path, contender: str, seed: int, metric: str) -> Outcom
         summary = parse(path.read_text(encoding="utf-8"))
         if not summary["finished"]:
             return None
-        compiling = summary["phases"].get("compiling", [0, 0.0])[1]
         refreshes, peak = summary["refreshes"]["update"], summary["memory"]["peak"]
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         why = f"{type(error).__name__}: {error}"
         raise ValueError(f"{path}: no summary of a run ({why}); remove the run's folder and go on") from error
-    lines = tuple(line for line in read_metrics(folder) if line["kind"] in ("epoch", "eval") and metric in line)
+    lines = [line for line in read_metrics(folder) if line["kind"] in ("epoch", "eval")]
+    lines = [line for line in lines if metric in line and "compiling" in line]
     if not lines:
-        raise ValueError(f"{folder}: the run is finished, but its lines have no {metric}; remove the folder and go on")
-    return Outcome(contender, seed, lines, compiling, refreshes, peak)
+        why = f"the run is finished, but its lines have no {metric} or not what was compiled"
+        raise ValueError(f"{folder}: {why}; remove the folder and go on")
+    return Outcome(contender, seed, tuple(lines), refreshes, peak)
 
 
 def best(task: Task, outcome: Outcome) -> float:
@@ -89,6 +88,11 @@ def first_reached(task: Task, outcome: Outcome, target: float) -> Line | None:
     return next((line for line in outcome.evaluations if sign * line[task.metric] >= sign * target), None)
 
 
+def without_compiling(line: Line) -> float:
+    """Seconds of training up to an evaluation, without those in which MindSpore compiled."""
+    return float(line["seconds"] - line["compiling"])
+
+
 def rank(task: Task, outcome: Outcome, target: float | None) -> tuple[float, float]:
     """What is tuned, less is better: with a target the seconds to it, then the best value."""
     value = best(task, outcome)
@@ -96,7 +100,7 @@ def rank(task: Task, outcome: Outcome, target: float | None) -> tuple[float, flo
     if target is None:
         return 0.0, cost
     line = first_reached(task, outcome, target)
-    return (float("inf") if line is None else line["seconds"] - outcome.compiling), cost
+    return (float("inf") if line is None else without_compiling(line)), cost
 
 
 def target_of(task: Task, outcomes: Sequence[Outcome]) -> tuple[str, float]:
@@ -123,16 +127,16 @@ def rows(task: Task, outcomes: Sequence[Outcome], target: float) -> list[Row]:
         own = [each for each in outcomes if each.contender == contender.name]
         if not own:
             continue
-        hits = [(line, each.compiling) for each in own if (line := first_reached(task, each, target)) is not None]
+        hits = [line for each in own if (line := first_reached(task, each, target)) is not None]
         mean = statistics.fmean if hits else _nothing
         found.append(
             Row(
                 contender.name,
                 tuple(best(task, each) for each in own),
-                mean([line["epoch"] for line, _ in hits]),
-                mean([line["step"] for line, _ in hits]),
-                mean([line["seconds"] - compiling for line, compiling in hits]),
-                mean([line["seconds"] for line, _ in hits]),
+                mean([line["epoch"] for line in hits]),
+                mean([line["step"] for line in hits]),
+                mean([without_compiling(line) for line in hits]),
+                mean([line["seconds"] for line in hits]),
                 len(hits),
                 statistics.fmean([each.refreshes for each in own]),
                 max(each.peak for each in own),

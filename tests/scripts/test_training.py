@@ -33,7 +33,8 @@ def last_tensors(folder: Path) -> dict[str, np.ndarray]:
 
 
 def without_times(folder: Path) -> list[dict]:
-    return [{k: v for k, v in line.items() if k not in ("seconds", "ms_per_step")} for line in read_metrics(folder)]
+    times = ("seconds", "compiling", "ms_per_step")
+    return [{k: v for k, v in line.items() if k not in times} for line in read_metrics(folder)]
 
 
 def interrupt_at(step: int, monkeypatch) -> None:
