@@ -6,9 +6,9 @@
 For each task: every first-order optimizer is tuned by a quasi-random search of ``--trials`` runs (seed 0), then trained
 with each seed; the best of them sets the target, the mean over seeds of its best value. The second-order ones are tuned
 by equally many runs for the time to that target, then trained with the same seeds: the same initial weights and batch
-order, and the same convolution kernels. Each run is a folder of scripts/train.py, so an interrupted benchmark goes on
-with the same command, in the middle of a run too. ``--jobs 2`` trains two at once, each with its share of the cores;
-on two cores it gained nothing. ``--report-only`` makes table and picture of what is there.
+order, and the same convolution kernels. Each run is a folder of scripts/train.py, so a benchmark that Ctrl-C or SIGTERM
+ended goes on with the same command, in the middle of a run too. ``--jobs 2`` trains two at once, each with its share of
+the cores; on two cores it gained nothing. ``--report-only`` makes table and picture of what is there.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from scripts.convergence import picture, results, search  # noqa: E402
 from scripts.convergence.results import Outcome  # noqa: E402
 from scripts.convergence.tasks import TASKS, Contender, Task  # noqa: E402
 from scripts.errors import INTERRUPTED, UserError, run_program  # noqa: E402
+from scripts.stopping import answering  # noqa: E402
 
 TRAIN = Path(__file__).resolve().with_name("train.py")
 TUNING_SEED = 0
@@ -60,6 +61,13 @@ class Bench:
     jobs: int
     console: Console
     ended: threading.Event = field(default_factory=threading.Event)  # runs that wait for their turn do not begin
+    running: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def end(self, *_: object) -> None:
+        """Let no run begin, and ask those under way to end, which they do with a checkpoint."""
+        self.ended.set()
+        for process in tuple(self.running):
+            process.terminate()
 
     def run_all(self, runs: Sequence[Run]) -> list[Outcome | None]:
         """``jobs`` of them at once, each in its own process with its own share of the cores."""
@@ -83,10 +91,15 @@ class Bench:
         with folder.with_suffix(".log").open("a") as log:
             command = [sys.executable, str(TRAIN), "--config", str(path), "--resume", "auto"]
             environment = os.environ | (share_of_cores(self.jobs) if self.jobs > 1 else {})
-            status = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, check=False,
-                                    env=environment).returncode  # fmt: skip
+            process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
+            self.running.append(process)
+            if self.ended.is_set():  # since it was asked above
+                process.terminate()
+            status = process.wait()
+            self.running.remove(process)
         if status == INTERRUPTED:
             self.ended.set()
+        if status and self.ended.is_set():
             raise EndedEarlyError
         found = results.read_outcome(folder, contender.name, seed, self.task.metric)
         if found is None:
@@ -196,9 +209,10 @@ def main() -> int:
                       console)  # fmt: skip
         try:
             done = options.report_only
-            bench.report(bench.finished(options.seeds, names) if done else bench.all_runs(options.seeds, names),
-                         options.seeds)  # fmt: skip
-        except (EndedEarlyError, KeyboardInterrupt):
+            with answering(bench.end):
+                bench.report(bench.finished(options.seeds, names) if done else bench.all_runs(options.seeds, names),
+                             options.seeds)  # fmt: skip
+        except EndedEarlyError:
             console.print("ended early; the same command goes on")
             return INTERRUPTED
         except ValueError as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -41,9 +41,16 @@ def asking_to_end(folder: Path, leads: bool = True) -> Iterator[Interrupt]:
             raise KeyboardInterrupt
         interrupt.signalled = True
 
+    with answering(ask):
+        yield interrupt
+
+
+@contextmanager
+def answering(ask: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Within, SIGINT and SIGTERM call `ask`."""
     previous = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield interrupt
+        yield
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -31,6 +30,7 @@ import typer  # noqa: E402
 from scripts.cluster.msrun import LOCAL, ROOT, Job, free_port  # noqa: E402
 from scripts.cluster.watch import Attempt, Limits, Outcome  # noqa: E402
 from scripts.errors import UserError, run_program  # noqa: E402
+from scripts.stopping import answering  # noqa: E402
 
 TRAIN = ROOT / "scripts" / "train.py"
 RESUME = ("--resume", "auto")
@@ -109,12 +109,8 @@ def counting_requests() -> Iterator[Sequence[int]]:
     def note(number: int, frame: FrameType | None) -> None:
         seen.append(number)
 
-    previous = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with answering(note):
         yield seen
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 if __name__ == "__main__":

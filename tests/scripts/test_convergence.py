@@ -1,8 +1,10 @@
 """The benchmark's search and results: the same trials for everybody, and numbers that follow from the lines."""
 
 import json
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from scripts.config import validate
 from scripts.convergence import picture, results, search
 from scripts.convergence.results import Outcome
 from scripts.convergence.tasks import TASKS
+from scripts.occupied import occupied
 
 pytestmark = pytest.mark.slow
 
@@ -133,6 +136,24 @@ def bench(*arguments, timeout=60):
 def test_what_is_refused(arguments, words):
     job = bench(*arguments)
     assert job.returncode == 2 and words in job.stderr and "Traceback" not in job.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_asked_to_end_alone_it_ends_its_training_too(number, tmp_path):
+    """As a scheduler asks, which knows the one process: a training left behind would hold its folder and the cores."""
+    command = [sys.executable, str(ROOT / "scripts" / "bench_convergence.py"), "--quick", "--epochs", "99"]
+    run = tmp_path / "quick" / "momentum" / "trial-0"
+    with subprocess.Popen([*command, "--out", str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True) as job:
+        deadline = time.monotonic() + 120
+        while not (run.with_suffix(".log").is_file() and "epoch 1/" in run.with_suffix(".log").read_text()):
+            assert job.poll() is None and time.monotonic() < deadline
+            time.sleep(0.05)
+        job.send_signal(number)
+        output, _ = job.communicate(timeout=60)
+    assert job.returncode == 130 and output.endswith("ended early; the same command goes on\n")
+    with occupied(run, leads=True):  # by nobody else any more
+        assert any((run / "checkpoints").iterdir())
+        assert json.loads((run / "summary.json").read_text())["finished"] is False
 
 
 def test_quick_mode_of_one_optimizer_is_not_done_again(tmp_path):
