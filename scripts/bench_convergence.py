@@ -212,6 +212,8 @@ def main() -> int:
             with answering(bench.end):
                 bench.report(bench.finished(options.seeds, names) if done else bench.all_runs(options.seeds, names),
                              options.seeds)  # fmt: skip
+            if bench.ended.is_set():  # while it reported: the next task must not begin
+                raise EndedEarlyError
         except EndedEarlyError:
             console.print("ended early; the same command goes on")
             return INTERRUPTED

@@ -16,11 +16,6 @@ from scripts.settings import ThorSettings, TrainSettings
 Step = Callable[..., Tensor]
 
 
-def _none() -> int:
-    """How often a first-order step is compiled anew."""
-    return 0
-
-
 def _nothing() -> str:
     """The phase of every step of a first-order optimizer."""
     return "step"
@@ -44,7 +39,7 @@ class Stepper:
     step: Step
     history: Callable[[], list[Any]] = list
     phase: Callable[[], str] = _nothing
-    compilations: Callable[[], int] = _none
+    compilations: Callable[[], int] = int
     inverse_seconds: Callable[[], list[float]] = list
     state: tuple[nn.Cell, ...] = ()
 

@@ -4,7 +4,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from scripts.convergence import picture, results, search
 from scripts.convergence.results import Outcome
 from scripts.convergence.tasks import TASKS
 from scripts.occupied import occupied
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -143,11 +143,9 @@ def test_asked_to_end_alone_it_ends_its_training_too(number, tmp_path):
     """As a scheduler asks, which knows the one process: a training left behind would hold its folder and the cores."""
     command = [sys.executable, str(ROOT / "scripts" / "bench_convergence.py"), "--quick", "--epochs", "99"]
     run = tmp_path / "quick" / "momentum" / "trial-0"
+    log = run.with_suffix(".log")
     with subprocess.Popen([*command, "--out", str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True) as job:
-        deadline = time.monotonic() + 120
-        while not (run.with_suffix(".log").is_file() and "epoch 1/" in run.with_suffix(".log").read_text()):
-            assert job.poll() is None and time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_until(lambda: (log.is_file() and "epoch 1/" in log.read_text()) or job.poll() is not None)
         job.send_signal(number)
         output, _ = job.communicate(timeout=60)
     assert job.returncode == 130 and output.endswith("ended early; the same command goes on\n")

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import mindspore as ms
@@ -19,6 +18,7 @@ from scripts.progress import ProgressDisplay
 from scripts.recorder import read_metrics
 from scripts.training import CHECKPOINTS, train
 from tests.scripts.tiny import tiny_settings
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -162,9 +162,7 @@ def test_ctrl_c_ends_cleanly_and_says_how_to_go_on(tmp_path):
     save_config(settings, tmp_path / "config.yaml")
     command = [sys.executable, "scripts/train.py", "--config", str(tmp_path / "config.yaml")]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 60
-    while not read_metrics(Path(settings.out)) and time.monotonic() < deadline and process.poll() is None:
-        time.sleep(0.1)
+    wait_until(lambda: read_metrics(Path(settings.out)) or process.poll() is not None)
     process.send_signal(signal.SIGINT)
     output, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors

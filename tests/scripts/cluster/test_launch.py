@@ -4,8 +4,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,6 +18,7 @@ from scripts.errors import UserError
 from scripts.recorder import read_metrics
 from tests.scripts.test_training import last_tensors
 from tests.scripts.tiny import tiny_settings
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -53,13 +52,6 @@ def ended(process: subprocess.Popen, timeout: float = 400) -> tuple[int, str, st
     output, errors = process.communicate(timeout=timeout)
     assert not living(process)
     return process.returncode, output, errors
-
-
-def wait_until(condition: Callable[[], object], seconds: float = 120) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.1)
 
 
 @pytest.mark.parametrize(
