@@ -139,9 +139,13 @@ _CLASSIFIER = {
 
 
 def _residual(
-    batch: int, rate: float, thor_rate: float, interval: int, factor_interval: int, norm_momentum: float
+    batch: int, rate: float, thor_rate: float, interval: int, factor_interval: int, norm_momentum: float,
+    thor_space: Space, thor_start: Mapping[str, Any],
 ) -> Task:  # fmt: skip
-    """ResNet-8 at a batch, its rates scaled; THOR's inverses get ``interval`` steps old, in the end an epoch."""
+    """ResNet-8 at a batch, its rates scaled; THOR's inverses get ``interval`` steps old, in the end an epoch.
+
+    ``thor_space`` and ``thor_start`` are what is searched for THOR beside its rate, damping and clip.
+    """
     steps = _TRAIN // batch
     rates = {"momentum": (0.02, 0.1, 0.4), "adam": (5e-4, 2e-3, 8e-3), "adafactor": (3e-3, 1e-2, 6e-2)}
     scaled = {name: (low * rate, first * rate, high * rate) for name, (low, first, high) in rates.items()}
@@ -153,8 +157,8 @@ def _residual(
             *_first_order(scaled, [5e-4, 1e-4]),
             *_second_order(
                 {"thor.learning_rate": (0.03 * thor_rate, 0.1 * thor_rate), "thor.damping": (1e-4, 3e-3),
-                 "thor.clip": (1e-3, 1e-2), "epochs_share": [0.4, 0.5]},
-                {"thor.learning_rate": 0.05 * thor_rate, "thor.damping": 3e-4, "thor.clip": 3e-3, "epochs_share": 0.5},
+                 "thor.clip": (1e-3, 1e-2), **thor_space},
+                {"thor.learning_rate": 0.05 * thor_rate, "thor.damping": 3e-4, "thor.clip": 3e-3, **thor_start},
                 {"thor.schedule": "cosine", "thor.interval": {"start": interval, "end": steps, "factor": 1.3},
                  "thor.factor_interval": factor_interval, "thor.factor_share": 0.5, "thor.weight_decay": 5e-4},
                 _rules(0, 2 * interval),
@@ -163,9 +167,17 @@ def _residual(
     )  # fmt: skip
 
 
-RESIDUAL = _residual(128, rate=1.0, thor_rate=1.0, interval=10, factor_interval=10, norm_momentum=0.9)
-# With 9 steps an epoch, averages over ten batches are of weights long gone: here they are shorter, for all optimizers.
-RESIDUAL_LARGE = _residual(1024, rate=4.0, thor_rate=2.0, interval=2, factor_interval=3, norm_momentum=0.6)
+RESIDUAL = _residual(
+    128, rate=1.0, thor_rate=1.0, interval=10, factor_interval=10, norm_momentum=0.9,
+    thor_space={"epochs_share": [0.4, 0.5]}, thor_start={"epochs_share": 0.5},
+)  # fmt: skip
+# With 9 steps an epoch, averages over ten batches are of weights long gone: here they are shorter, for all optimizers;
+# and so is the memory of THOR's factors.
+RESIDUAL_LARGE = _residual(
+    1024, rate=4.0, thor_rate=2.0, interval=2, factor_interval=3, norm_momentum=0.6,
+    thor_space={"epochs_share": [0.4, 0.5], "thor.factor_decay": [0.7, 0.5]},
+    thor_start={"epochs_share": 0.4, "thor.factor_decay": 0.7},
+)  # fmt: skip
 
 LANGUAGE = Task(
     "language", "BERT-tiny, masked words of Austen's novels", "test_loss", 4,
