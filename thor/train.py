@@ -317,6 +317,7 @@ class TrainStep(nn.Cell):
         return finish
 
     def _build_finish_curvature(self) -> Callable[..., Any]:
+        self.compilations += 1
         sums = Values([*self.sums, *self._graph_sums()], self.loss_sum)
         unscale, gather, share, count = self._unscale(), self._gather(), 1.0 / self.accumulate, len(self._weights)
         mean = self._mean_over_ranks("curvature", self._differentiated())

@@ -139,10 +139,10 @@ _CLASSIFIER = {
 
 
 def _residual(
-    batch: int, rate: float, thor_rate: float, interval: int, factor_interval: int, norm_momentum: float,
-    thor_space: Space, thor_start: Mapping[str, Any],
+    batch: int, rate: float, thor_rate: float, damping: tuple[float, float], stop_from: int, norm_momentum: float,
+    thor_space: Space, thor_start: Mapping[str, Any], thor_fixed: Mapping[str, Any],
 ) -> Task:  # fmt: skip
-    """ResNet-8 at a batch, its rates scaled; THOR's inverses get ``interval`` steps old, in the end an epoch.
+    """ResNet-8 at a batch, its rates scaled; THOR_stop's rule is tested from step ``stop_from`` on.
 
     ``thor_space`` and ``thor_start`` are what is searched for THOR beside its rate, damping and clip.
     """
@@ -156,27 +156,28 @@ def _residual(
         (
             *_first_order(scaled, [5e-4, 1e-4]),
             *_second_order(
-                {"thor.learning_rate": (0.03 * thor_rate, 0.1 * thor_rate), "thor.damping": (1e-4, 3e-3),
+                {"thor.learning_rate": (0.03 * thor_rate, 0.1 * thor_rate), "thor.damping": damping,
                  "thor.clip": (1e-3, 1e-2), **thor_space},
                 {"thor.learning_rate": 0.05 * thor_rate, "thor.damping": 3e-4, "thor.clip": 3e-3, **thor_start},
-                {"thor.schedule": "cosine", "thor.interval": {"start": interval, "end": steps, "factor": 1.3},
-                 "thor.factor_interval": factor_interval, "thor.factor_share": 0.5, "thor.weight_decay": 5e-4},
-                _rules(0, 2 * interval),
+                {"thor.schedule": "cosine", "thor.factor_share": 0.5, "thor.weight_decay": 5e-4, **thor_fixed},
+                _rules(0, stop_from),
             ),
         ),
     )  # fmt: skip
 
 
 RESIDUAL = _residual(
-    128, rate=1.0, thor_rate=1.0, interval=10, factor_interval=10, norm_momentum=0.9,
+    128, rate=1.0, thor_rate=1.0, damping=(1e-4, 3e-3), stop_from=20, norm_momentum=0.9,
     thor_space={"epochs_share": [0.4, 0.5]}, thor_start={"epochs_share": 0.5},
+    thor_fixed={"thor.interval": {"start": 10, "end": 78, "factor": 1.3}, "thor.factor_interval": 10},
 )  # fmt: skip
 # With 9 steps an epoch, averages over ten batches are of weights long gone: here they are shorter, for all optimizers;
-# and so is the memory of THOR's factors.
+# so is the memory of THOR's factors, and every step may refresh the inverses.
 RESIDUAL_LARGE = _residual(
-    1024, rate=4.0, thor_rate=2.0, interval=2, factor_interval=3, norm_momentum=0.6,
-    thor_space={"epochs_share": [0.4, 0.5], "thor.factor_decay": [0.7, 0.5]},
-    thor_start={"epochs_share": 0.4, "thor.factor_decay": 0.7},
+    1024, rate=4.0, thor_rate=2.0, damping=(3e-5, 1e-3), stop_from=18, norm_momentum=0.6,
+    thor_space={"epochs_share": [0.4, 0.5], "thor.factor_decay": [0.7, 0.5], "thor.momentum": [0.9, 0.8]},
+    thor_start={"epochs_share": 0.4, "thor.factor_decay": 0.7, "thor.momentum": 0.9},
+    thor_fixed={"thor.interval": 1, "thor.factor_interval": 1},
 )  # fmt: skip
 
 LANGUAGE = Task(

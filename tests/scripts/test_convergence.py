@@ -15,8 +15,6 @@ from scripts.convergence.tasks import TASKS
 from scripts.occupied import occupied
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.slow
-
 ROOT = Path(__file__).resolve().parents[2]
 AUTOENCODER = TASKS["autoencoder"]
 EACH = [(task, contender) for task in TASKS.values() for contender in task.contenders]
@@ -138,6 +136,7 @@ def test_what_is_refused(arguments, words):
     assert job.returncode == 2 and words in job.stderr and "Traceback" not in job.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_asked_to_end_alone_it_ends_its_training_too(number, tmp_path):
     """As a scheduler asks, which knows the one process: a training left behind would hold its folder and the cores."""
@@ -154,6 +153,7 @@ def test_asked_to_end_alone_it_ends_its_training_too(number, tmp_path):
         assert json.loads((run / "summary.json").read_text())["finished"] is False
 
 
+@pytest.mark.slow
 def test_quick_mode_of_one_optimizer_is_not_done_again(tmp_path):
     one = ["--quick", "--contenders", "adam", "--out", tmp_path]
     first = bench(*one, timeout=300)

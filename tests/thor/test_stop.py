@@ -155,7 +155,8 @@ def test_a_run_recompiles_a_small_number_of_times_at_most(accumulate, count):
     x, y = batch(inputs=3, outputs=3)
     for _ in range((count + 2) * accumulate):
         step(x, y)
-    assert step.compilations == 3 <= 1 / RECOMPILE_SHARE  # the last to stop end the curvature step itself
+    graphs = 1 if accumulate == 1 else 2  # adding a micro-batch up, and finishing the step
+    assert step.compilations == 3 * graphs <= graphs / RECOMPILE_SHARE  # the last to stop end the curvature step itself
     assert [r.refreshes for r in optimizer.layers] == list(range(1, count + 1))
 
 
