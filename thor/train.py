@@ -26,6 +26,8 @@ from thor.optimizer import RECOMPILE_SHARE, THOR
 from thor.parameters import int_parameter
 from thor.update import Estimate, Update, dot, times
 
+CURVATURE_GRAPHS = ("curvature", "add_curvature", "finish_curvature")  # built anew without layers that have stopped
+
 
 class TrainStep(nn.Cell):
     """``loss = step(x, y)``: forward, backward, curvature when it is due, and the weights' update.
@@ -172,6 +174,7 @@ class TrainStep(nn.Cell):
 
     def _function(self, name: str, build: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
         if name not in self._compiled:
+            self.compilations += name in CURVATURE_GRAPHS
             function = build()
             self._compiled[name] = ms.jit(function) if self._jit else function
         return self._compiled[name]
@@ -200,7 +203,6 @@ class TrainStep(nn.Cell):
         return plain
 
     def _build_curvature(self) -> Callable[..., Any]:
-        self.compilations += 1
         differentiate = ms.value_and_grad(self._forward(), None, self._differentiated())
         unscale, finish, count = self._unscale(), self._gather(), len(self._weights)
         mean = self._mean_over_ranks("curvature", self._differentiated())
@@ -291,7 +293,6 @@ class TrainStep(nn.Cell):
         return self._adding(self._weights, list(self.sums))
 
     def _build_add_curvature(self) -> Callable[..., Any]:
-        self.compilations += 1
         return self._adding(self._differentiated(), [*self.sums, *self._graph_sums()])
 
     def _adding(self, variables: Any, sums: list[Parameter]) -> Callable[..., Any]:
@@ -317,7 +318,6 @@ class TrainStep(nn.Cell):
         return finish
 
     def _build_finish_curvature(self) -> Callable[..., Any]:
-        self.compilations += 1
         sums = Values([*self.sums, *self._graph_sums()], self.loss_sum)
         unscale, gather, share, count = self._unscale(), self._gather(), 1.0 / self.accumulate, len(self._weights)
         mean = self._mean_over_ranks("curvature", self._differentiated())
@@ -365,7 +365,7 @@ class TrainStep(nn.Cell):
         total = sum(layer.cost for layer in captured)
         if stopped >= RECOMPILE_SHARE * total:
             self._in_graph = [i for i in self._in_graph if i in active]
-            for name in ("curvature", "add_curvature", "finish_curvature"):
+            for name in CURVATURE_GRAPHS:
                 self._compiled.pop(name, None)
 
     def _complaint(self, inputs: tuple[Any, ...]) -> str:

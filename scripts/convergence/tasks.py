@@ -139,12 +139,12 @@ _CLASSIFIER = {
 
 
 def _residual(
-    batch: int, rate: float, thor_rate: float, damping: tuple[float, float], stop_from: int, norm_momentum: float,
+    batch: int, rate: float, thor_rate: float, stop_from: int, norm_momentum: float,
     thor_space: Space, thor_start: Mapping[str, Any], thor_fixed: Mapping[str, Any],
 ) -> Task:  # fmt: skip
     """ResNet-8 at a batch, its rates scaled; THOR_stop's rule is tested from step ``stop_from`` on.
 
-    ``thor_space`` and ``thor_start`` are what is searched for THOR beside its rate, damping and clip.
+    ``thor_space``, ``thor_start`` and ``thor_fixed`` are THOR's at this batch, beside or in place of those below.
     """
     steps = _TRAIN // batch
     rates = {"momentum": (0.02, 0.1, 0.4), "adam": (5e-4, 2e-3, 8e-3), "adafactor": (3e-3, 1e-2, 6e-2)}
@@ -156,7 +156,7 @@ def _residual(
         (
             *_first_order(scaled, [5e-4, 1e-4]),
             *_second_order(
-                {"thor.learning_rate": (0.03 * thor_rate, 0.1 * thor_rate), "thor.damping": damping,
+                {"thor.learning_rate": (0.03 * thor_rate, 0.1 * thor_rate), "thor.damping": (1e-4, 3e-3),
                  "thor.clip": (1e-3, 1e-2), **thor_space},
                 {"thor.learning_rate": 0.05 * thor_rate, **thor_start},
                 {"thor.factor_share": 0.5, "thor.weight_decay": 5e-4, **thor_fixed},
@@ -167,18 +167,19 @@ def _residual(
 
 
 RESIDUAL = _residual(
-    128, rate=1.0, thor_rate=1.0, damping=(1e-4, 3e-3), stop_from=20, norm_momentum=0.9,
+    128, rate=1.0, thor_rate=1.0, stop_from=20, norm_momentum=0.9,
     thor_space={"epochs_share": [0.4, 0.5]},
     thor_start={"thor.damping": 3e-4, "thor.clip": 3e-3, "epochs_share": 0.5},
-    thor_fixed={"thor.schedule": "cosine", "thor.interval": {"start": 10, "end": 78, "factor": 1.3},
+    thor_fixed={"thor.schedule": "cosine", "thor.interval": {"start": 10, "end": _TRAIN // 128, "factor": 1.3},
                 "thor.factor_interval": 10},
 )  # fmt: skip
 # With 9 steps an epoch, averages over ten batches are of weights long gone: here they are shorter, for all optimizers;
 # so is the memory of THOR's factors, and every step may refresh the inverses. A cosine keeps the rate high for long,
 # of which nothing shows in the accuracy before the last steps.
 RESIDUAL_LARGE = _residual(
-    1024, rate=4.0, thor_rate=4.0, damping=(3e-5, 1e-3), stop_from=18, norm_momentum=0.6,
-    thor_space={"epochs_share": [0.4, 0.5], "thor.factor_decay": [0.5, 0.7], "thor.momentum": [0.8, 0.9]},
+    1024, rate=4.0, thor_rate=4.0, stop_from=18, norm_momentum=0.6,
+    thor_space={"thor.damping": (3e-5, 1e-3), "epochs_share": [0.4, 0.5], "thor.factor_decay": [0.5, 0.7],
+                "thor.momentum": [0.8, 0.9]},
     thor_start={"thor.damping": 1e-4, "thor.clip": 2e-3, "epochs_share": 0.4, "thor.factor_decay": 0.5,
                 "thor.momentum": 0.8},
     thor_fixed={"thor.schedule": {"shape": "polynomial", "power": 2.0}, "thor.interval": 1, "thor.factor_interval": 1},
