@@ -2,6 +2,7 @@
 
 from models.autoencoder import autoencoder
 from models.bert import bert_base, bert_large, bert_tiny
+from models.causal_lm import causal_lm
 from models.lenet import lenet5
 from models.resnet import resnet18, resnet34, resnet50, resnet101, resnet152
 from models.resnet_cifar import resnet8, resnet20, resnet32, resnet44, resnet56
@@ -12,6 +13,7 @@ __all__ = [
     "bert_base",
     "bert_large",
     "bert_tiny",
+    "causal_lm",
     "lenet5",
     "resnet101",
     "resnet152",

@@ -99,7 +99,7 @@ class BertSelfAttention(nn.Cell):
         self._scale = 1.0 / sqrt(config.hidden_size // config.heads)
 
     def construct(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Vectors [B, T, H], and what is added to scores [B, 1, 1, T], to [B, T, H]."""
+        """Vectors [B, T, H], and what is added to scores ([B, 1, 1, T], or any that broadcasts), to [B, T, H]."""
         query, key, value = self._split(self.query(x)), self._split(self.key(x)), self._split(self.value(x))
         scores = ops.matmul(query, key.swapaxes(-1, -2)) * self._scale
         if bias is not None:

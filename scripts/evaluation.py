@@ -25,7 +25,7 @@ class Scores:
     """What an evaluation found; higher is better for accuracies, lower for the others.
 
     Attributes:
-        loss: Mean loss of an example (text: of a hidden word).
+        loss: Mean loss of an example (text: of a predicted word).
         values: `accuracy` and, with more than five classes, `top5`; or `error`, the squared error of an image.
         count: Examples (words) that were counted.
     """
@@ -50,7 +50,7 @@ class Scores:
 
 
 class Evaluator:
-    """Test loss, and accuracy (classification, hidden words) or squared error an image (reconstruction).
+    """Test loss, and accuracy (classification, predicted words) or squared error an image (reconstruction).
 
     One compiled forward pass. Labels below 0 (padding, unreadable images) do not count; of a reconstruction, whose
     loss knows no labels, padding is cut off before. The ranks of a job evaluate a part each, and add up.

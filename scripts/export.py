@@ -88,7 +88,7 @@ def _example(settings: TrainSettings, batch: int) -> list[Any]:
 
     data = settings.data
     if data.name == "text":  # token numbers; without positions the network scores every token
-        return [ms.Tensor(np.zeros((batch, data.length), np.int32))]
+        return [ms.Tensor(np.zeros((batch, data.tokens), np.int32))]
     shape = IMAGES.get(data.name, (3, data.size, data.size))
     return [ms.Tensor(np.zeros((batch, *shape), np.float32))]
 

@@ -156,7 +156,7 @@ def _collections(settings: TrainSettings) -> tuple[Collection, Collection, Path]
 
 
 def _text(settings: TrainSettings) -> Feeds:
-    """Masked sequences of plain text; the vocabulary is built from the training documents alone."""
+    """Sequences of plain text; the vocabulary is built from the training documents alone."""
     from scripts.data import austen, text, wordpiece
 
     data = settings.data
@@ -165,13 +165,10 @@ def _text(settings: TrainSettings) -> Feeds:
     words = wordpiece.vocabulary(list(documents.values()), data.vocabulary, fetch.cache_folder("wordpiece"))
     train = text.sequences(documents, words, data.length)[: data.train_size]
     test = text.sequences(held_out, words, data.length)[: data.test_size]
+    source = text.NextPieces if data.objective == "next" else text.MaskedText
     return Feeds(
-        train=text.MaskedText(sequences=train, words=len(words), **_training(settings)),
-        test=text.MaskedText(
-            sequences=test,
-            words=len(words),
-            **_evaluation(settings, settings.share, len(test)),
-        ),
+        train=source(sequences=train, words=len(words), **_training(settings)),
+        test=source(sequences=test, words=len(words), **_evaluation(settings, settings.share, len(test))),
         origin=str(folder),
         network_options={"vocab_size": len(words)},
     )

@@ -50,9 +50,22 @@ def build_network(settings: TrainSettings, from_data: Mapping[str, Any] | None =
         raise UserError(f"network {settings.network} with {options}: {error}") from None
     if not isinstance(network, nn.Cell):
         raise UserError(f"network {settings.network}: made a {type(network).__name__}, and must make a Cell")
+    _check_objective(settings, bool(getattr(network, "predicts_next", False)))
     if settings.amp != "O0":  # weights stay float32 under their names; MindSpore's cast is inside the layers
         network = ms.amp.auto_mixed_precision(network, settings.amp, ms.float16)
     return network
+
+
+def _check_objective(settings: TrainSettings, predicts_next: bool) -> None:
+    """A network that looks ahead would be shown what it is to predict."""
+    if settings.data.name != "text" or predicts_next == (settings.data.objective == "next"):
+        return
+    if predicts_next:
+        raise UserError(f"network {settings.network} predicts the next word: set data.objective to next")
+    raise UserError(
+        f"data.objective = next: network {settings.network} may look at the words that it is to predict; take "
+        f"causal_lm, or give your own Cell the attribute predicts_next = True if it looks back only"
+    )
 
 
 def build_loss(settings: TrainSettings) -> nn.Cell:

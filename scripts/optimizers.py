@@ -63,13 +63,18 @@ def _thor(settings: TrainSettings, network: nn.Cell, loss: nn.Cell, steps_per_ep
     sharing = None
     if settings.data.ranks > 1:
         sharing = thor.Sharing(grad_worker_fraction=own.grad_worker_fraction, per=own.per)
+    weights = decay_groups(network, settings, own.weight_decay)
+    moving: dict[str, Any] = {"momentum": own.momentum, "weight_decay": own.weight_decay, "params": weights}
+    rate: Any = thor_rate(settings, updates_per_epoch)
+    if own.inner == "adam":
+        rates = _rates(rate, settings, updates_per_epoch)
+        adam = settings.adam.model_copy(update={"weight_decay": own.weight_decay})
+        moving, rate = {"inner": _optimizer("adam", adam, weights, rates)}, None
     optimizer = thor.THOR(
         network,
-        thor_rate(settings, updates_per_epoch),
+        rate,
         thor_damping(settings, updates_per_epoch),
-        momentum=own.momentum,
-        weight_decay=own.weight_decay,
-        params=decay_groups(network, settings, own.weight_decay),
+        **moving,
         block_size=own.block_size,
         split=own.split,
         rank=own.rank,
@@ -151,10 +156,15 @@ def _first_order(settings: TrainSettings, network: nn.Cell, loss: nn.Cell, steps
     own = getattr(settings, settings.optimizer)
     updates_per_epoch = steps_per_epoch / settings.accumulation
     rate = over_updates(own.learning_rate, own.schedule, settings.epochs, updates_per_epoch)
-    rates = [rate(update) for update in range(max(1, int(updates_per_epoch * settings.epochs)))]
+    rates = _rates(rate, settings, updates_per_epoch)
     optimizer = _optimizer(settings.optimizer, own, decay_groups(network, settings, own.weight_decay), rates)
     step = FirstOrderStep(network, loss, optimizer, settings)
     return Stepper(optimizer, step, state=(step.state,))
+
+
+def _rates(rate: Callable[[int], float], settings: TrainSettings, updates_per_epoch: float) -> list[float]:
+    """The learning rate of every update of the run."""
+    return [rate(update) for update in range(max(1, int(updates_per_epoch * settings.epochs)))]
 
 
 def _optimizer(name: str, own: Any, weights: Any, rates: list[float]) -> nn.Optimizer:

@@ -128,6 +128,8 @@ class ThorSettings(Settings):
         damping: Damping at the start.
         damping_decay: Factor on the damping over ten epochs, as published for ResNet-50.
         damping_schedule: Another way for the damping to fall, as a learning rate does; published for BERT.
+        inner: What moves the weights by the preconditioned gradients: Momentum, or Adam with beta1, beta2, epsilon and
+            use_nesterov of the section adam.
         interval: Steps between refreshes: a number, or start, end and factor.
         factor_interval: Steps between curvature steps; None leaves it to the optimizer.
         factor_share: Share of a batch's examples from which factors are gathered.
@@ -152,6 +154,7 @@ class ThorSettings(Settings):
     factor_interval: Count | None = None
     factor_share: Annotated[float, Field(gt=0, le=1)] = 1.0
     factor_decay: Share = 0.95
+    inner: Literal["momentum", "adam"] = "momentum"
     momentum: Share = 0.9
     weight_decay: NonNegative = 0.0
     clip: Positive | None = None
@@ -160,6 +163,15 @@ class ThorSettings(Settings):
     clip_each: Positive | None = None
     grad_worker_fraction: Annotated[float, Field(ge=0, le=1)] = 1.0
     per: Literal["layer", "factor", "block"] = "block"
+
+    @model_validator(mode="after")
+    def _inner(self) -> ThorSettings:
+        """What is Momentum's has no meaning for Adam."""
+        if self.inner == "adam" and self.momentum != type(self).model_fields["momentum"].default:
+            raise ValueError("momentum belongs to inner = momentum; with inner = adam set adam.beta1")
+        if self.inner == "adam" and self.clip is not None:
+            raise ValueError("clip bounds learning rate x direction, which is no step of inner = adam; leave it out")
+        return self
 
     @model_validator(mode="after")
     def _damping(self) -> ThorSettings:
@@ -225,6 +237,7 @@ _ONLY_FOR = {
     "size": PHOTOGRAPHS,
     "strict": PHOTOGRAPHS,
     "workers": PHOTOGRAPHS,
+    "objective": ("text",),
     "length": ("text",),
     "vocabulary": ("text",),
     "held_out": ("text",),
@@ -246,7 +259,8 @@ class DataSettings(Settings):
         size: Photographs: height and width of what the network is shown.
         strict: Photographs: an unreadable one ends the run; it is skipped and counted otherwise.
         workers: Photographs: threads that decode; as many as there are processors unless given.
-        length: Text: tokens of a sequence.
+        objective: Text: predict some words that are hidden (`masked`), or each from those before it (`next`).
+        length: Text: tokens of a sequence, with one that begins it and one that ends it.
         vocabulary: Text: word pieces at most.
         held_out: Text: the document to evaluate on; the last twentieth of each unless given.
         rank: Which shard of each batch this process works on; msrun sets it.
@@ -265,6 +279,7 @@ class DataSettings(Settings):
     size: Annotated[int, Field(ge=16)] = 224
     strict: bool = False
     workers: Count | None = None
+    objective: Literal["masked", "next"] = "masked"
     length: Annotated[int, Field(ge=8)] = 128
     vocabulary: Annotated[int, Field(ge=100)] = 8000
     held_out: str | None = None
@@ -280,6 +295,11 @@ class DataSettings(Settings):
         if self.rank >= self.ranks:
             raise ValueError(f"rank must be 0 to {self.ranks - 1} with ranks = {self.ranks}, and is {self.rank}")
         return self
+
+    @property
+    def tokens(self) -> int:
+        """Text: how many tokens of a sequence a network is shown."""
+        return self.length - 2 if self.objective == "next" else self.length
 
 
 def _loss_scale(value: Any) -> float | str:

@@ -1,8 +1,9 @@
-"""Plain text for masked language modelling: fixed sequences of word pieces, some of them hidden.
+"""Plain text for language modelling: fixed sequences of word pieces, of which some are hidden, or each is to come.
 
-A sequence is [CLS], `length - 2` consecutive pieces of one document, [SEP]. Of the pieces, 15 % are to be predicted,
-the same number in every sequence, so that all batches have one shape: of these, 80 % are replaced by [MASK], 10 % by a
-random piece, and 10 % stay (Devlin et al., 2019, appendix A.1).
+A sequence is [CLS], `length - 2` consecutive pieces of one document, [SEP]. `MaskedText` has 15 % of the pieces
+predicted, the same number in every sequence, so that all batches have one shape: of these, 80 % are replaced by [MASK],
+10 % by a random piece, and 10 % stay (Devlin et al., 2019, appendix A.1). `NextPieces` has each piece predicted from
+those before it, the first from [CLS].
 """
 
 from __future__ import annotations
@@ -22,21 +23,19 @@ PREDICTED = 0.15  # share of the pieces that are to be predicted
 HIDDEN, REPLACED = 0.8, 0.1  # shares of these that become [MASK], or a random piece
 HELD_OUT = 20  # without a held-out document, one part in so many of each document is held out: its end
 
-TextBatch = tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]
+MaskedBatch = tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]
+NextBatch = tuple[NDArray[np.int32], NDArray[np.int32]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class MaskedText:
-    """Cuts sequences into batches: token numbers [B, T], positions [B, P] of the P hidden ones, labels [B P].
-
-    What is hidden in a sequence depends on seed, epoch and the sequence's number alone, and in evaluation on the seed
-    and its number, so that every evaluation asks the same.
+class TextSource:
+    """Sequences, and which of them are in which batch.
 
     Attributes:
         sequences: Token numbers [count, T], as `sequences` makes them.
         words: Size of the vocabulary.
         batch_size: Sequences a batch of this rank.
-        seed: Decides order and hiding, with the epoch.
+        seed: Decides the order, and what is hidden, with the epoch.
         rank: Which part of each global batch is cut; see `Order`.
         ranks: Parts of a global batch.
         training: False for evaluation: stored order, the last batch filled with labels IGNORED.
@@ -59,18 +58,6 @@ class MaskedText:
         return len(self._order)
 
     @property
-    def predictions(self) -> int:
-        """P: how many tokens of a sequence are to be predicted."""
-        return max(1, round(PREDICTED * (self.sequences.shape[1] - 2)))
-
-    def epoch(self, epoch: int, start: int = 0) -> Iterator[TextBatch]:
-        """Batches of an epoch from number `start` on: token numbers, positions, labels."""
-        for chosen in self._order.batches(epoch, start):
-            examples = [self._example(epoch if self.training else 0, int(index)) for index in chosen]
-            tokens, positions, labels = (np.stack(parts) for parts in zip(*examples, strict=True))
-            yield tokens, positions, labels.reshape(-1)
-
-    @property
     def _order(self) -> Order:
         return Order(
             count=len(self.sequences),
@@ -81,7 +68,42 @@ class MaskedText:
             training=self.training,
         )
 
-    def _example(self, epoch: int, index: int) -> TextBatch:
+
+class NextPieces(TextSource):
+    """Cuts sequences into batches: [CLS] and all pieces but the last [B, T - 2]; labels: all pieces [B (T - 2)].
+
+    [SEP] is neither shown nor asked for: it always comes last, which a network would soon know.
+    """
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[NextBatch]:
+        """Batches of an epoch from number `start` on: token numbers, labels."""
+        for chosen in self._order.batches(epoch, start):
+            real = (chosen != NOTHING)[:, None]
+            sequences = self.sequences[np.where(chosen == NOTHING, 0, chosen)]
+            tokens = np.where(real, sequences[:, :-2], 0).astype(np.int32)
+            yield tokens, np.where(real, sequences[:, 1:-1], IGNORED).astype(np.int32).reshape(-1)
+
+
+class MaskedText(TextSource):
+    """Cuts sequences into batches: token numbers [B, T], positions [B, P] of the P hidden ones, labels [B P].
+
+    What is hidden in a sequence depends on seed, epoch and the sequence's number alone, and in evaluation on the seed
+    and its number, so that every evaluation asks the same.
+    """
+
+    @property
+    def predictions(self) -> int:
+        """P: how many tokens of a sequence are to be predicted."""
+        return max(1, round(PREDICTED * (self.sequences.shape[1] - 2)))
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[MaskedBatch]:
+        """Batches of an epoch from number `start` on: token numbers, positions, labels."""
+        for chosen in self._order.batches(epoch, start):
+            examples = [self._example(epoch if self.training else 0, int(index)) for index in chosen]
+            tokens, positions, labels = (np.stack(parts) for parts in zip(*examples, strict=True))
+            yield tokens, positions, labels.reshape(-1)
+
+    def _example(self, epoch: int, index: int) -> MaskedBatch:
         """A sequence with some tokens hidden, their positions (ascending), and what they were."""
         length, count = self.sequences.shape[1], self.predictions
         if index == NOTHING:

@@ -8,11 +8,13 @@ import pytest
 from mindspore import nn, ops
 from rich.console import Console
 
+from scripts import export
 from scripts.config import validate
 from scripts.data import imagenet_folder, imagenet_samples, mindrecord
 from scripts.errors import UserError
 from scripts.evaluation import Evaluator
 from scripts.feeds import open_feeds
+from scripts.networks import build_network
 from scripts.ranks import with_ranks
 from scripts.recorder import read_metrics
 from scripts.settings import TrainSettings
@@ -45,20 +47,25 @@ def settings_for(tmp_path, name: str, out: str = "run", **values) -> TrainSettin
             for part, images in zip(("train", "val"), imagenet_folder.load(folder), strict=True):
                 mindrecord.convert(images, tmp_path / "records" / part)
         data |= {"folder": str(tmp_path / "records"), "size": 32, "workers": 2}
-    elif name == "text":
+    elif name in ("text", "next words"):
         (tmp_path / "words.txt").write_text("one fine day the small cat sat on the red mat . " * 80)
         data |= {"folder": str(tmp_path / "words.txt"), "length": 16, "vocabulary": 100, "train_size": 20}
     else:
         data |= {"folder": str(imagenet_samples.arrange(tmp_path / "imagenet")), "size": 32}
     network = {"network": "tests.scripts.test_data_sources:Pooled", "optimizer": "adam"}
-    if name == "text":
+    if name in ("text", "next words"):
         sizes = {"hidden_size": 16, "layers": 1, "heads": 2, "dropout": 0.0, "max_positions": 16}
         network = {"network": "bert_tiny", "network_options": sizes, "optimizer": "momentum"}
+    if name == "next words":
+        data |= {"name": "text", "objective": "next"}
+        network |= {"network": "causal_lm"}
     base = {"epochs": 2, "batch_size": 4, "device": "CPU", "log_every": 1, "data": data, "out": str(tmp_path / out)}
     return validate({**network, "adam": {"learning_rate": 0.003}, **base, **values})
 
 
-@pytest.mark.parametrize("name", ["cifar10", "cifar100", "imagenet", "mindrecord", "imagenet_samples", "text"])
+@pytest.mark.parametrize(
+    "name", ["cifar10", "cifar100", "imagenet", "mindrecord", "imagenet_samples", "text", "next words"]
+)
 def test_training_learns_from_every_set(tmp_path, name, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     run = train(settings_for(tmp_path, name, epochs=3), console=quiet())
@@ -127,6 +134,7 @@ def test_evaluation_counts_only_labels_from_zero_up():
     [
         ({"name": "text", "size": 64}, "data: size has no meaning for text; it is for imagenet, mindrecord"),
         ({"name": "imagenet", "train_size": 5}, "data: train_size has no meaning for imagenet"),
+        ({"objective": "next"}, "data: objective has no meaning for fashion_mnist; it is for text"),
         ({"ranks": 2, "rank": 2}, "data: rank must be 0 to 1 with ranks = 2, and is 2"),
         ({"name": "coco"}, "data.name = 'coco': must be 'fashion_mnist', 'cifar10'"),
     ],
@@ -162,3 +170,23 @@ def test_progress_shows_images_a_second(tmp_path):
     console = Console(file=io.StringIO(), force_terminal=True, width=160)
     train(settings_for(tmp_path, "cifar10", epochs=1), console=console)
     assert "img/s" in console.file.getvalue() and "left" in console.file.getvalue()
+
+
+@pytest.mark.parametrize(
+    "network, objective, message",
+    [
+        ("bert_tiny", "next", "network bert_tiny may look at the words that it is to predict; take causal_lm, or give"),
+        ("causal_lm", "masked", "network causal_lm predicts the next word: set data.objective to next"),
+    ],
+)
+def test_a_network_that_looks_ahead_is_not_asked_what_comes(network, objective, message):
+    settings = validate({"network": network, "data": {"name": "text", "objective": objective}})
+    with pytest.raises(UserError, match=message):
+        build_network(settings, {"vocab_size": 50})
+
+
+def test_a_network_of_next_words_is_exported_with_as_many_tokens_as_it_is_shown(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    settings = settings_for(tmp_path, "next words")  # 16 tokens of which it is shown 14
+    tokens = next(open_feeds(settings).train.epoch(0))[0]
+    assert export._example(settings, 4)[0].shape == tokens.shape == (4, 14)

@@ -10,6 +10,7 @@ import pytest
 from mindspore import nn
 from rich.console import Console
 
+import first_order
 from scripts import dry_run
 from scripts.averages import WeightAverage
 from scripts.checkpoint import choose, load_network
@@ -112,6 +113,34 @@ def test_thor_takes_the_same_groups(tmp_path):
     }
 
 
+def test_adam_may_move_the_weights(tmp_path):
+    """While damping is all of every factor, THOR with Adam inside is Adam alone; with curvature it is not.
+
+    Directions are then gradients / damping, of which Adam makes the same step with an epsilon as much smaller.
+    """
+    ends = {}
+    for name, damping, epsilon in (("adam", None, 1e-3), ("damped", 1e10, 1e-13), ("thor", 0.01, 1e-3)):
+        adam = {"beta1": 0.8, "beta2": 0.99, "epsilon": epsilon, "learning_rate": 0.01, "schedule": "constant"}
+        thor = {"inner": "adam", "learning_rate": 0.01, "schedule": "constant", "interval": 2, "damping": damping or 1}
+        optimizer = "thor" if damping else "adam"
+        settings = tiny_settings(tmp_path / name, optimizer, epochs=1, adam=adam, thor=thor)
+        ends[name] = {p.name: p.asnumpy() for p in train(settings, console=quiet()).network.trainable_params()}
+    for name, value in ends["adam"].items():
+        np.testing.assert_allclose(ends["damped"][name], value, rtol=0, atol=5e-4, err_msg=name)
+    assert any(np.abs(ends["thor"][name] - value).max() > 1e-2 for name, value in ends["adam"].items())
+
+
+def test_thor_with_adam_inside_takes_its_groups_and_schedule(tmp_path):
+    settings = tiny_settings(tmp_path, "thor", decay_all=False, thor={"inner": "adam", "weight_decay": 0.1})
+    stepper = build_stepper(settings, build_network(settings), nn.MSELoss(), 10)
+    inner = stepper.optimizer.inner
+    assert isinstance(inner, first_order.Adam) and inner.dynamic_lr
+    assert {weight.ndim: flag for weight, flag in zip(inner.parameters, inner.decay_flags, strict=True)} == {
+        2: True,
+        1: False,
+    }
+
+
 def _seeded(settings):
     ms.set_seed(settings.seed)
     return settings
@@ -178,6 +207,9 @@ def test_mixed_precision_trains_with_a_dynamic_loss_scale(tmp_path, level, optim
         ),
         ({"amp": "O1"}, "amp = 'O1': must be 'O0', 'O2' or 'O3'"),
         ({"ema": 1.0}, "ema = 1.0: must be less than 1"),
+        ({"thor": {"inner": "sgd"}}, "thor.inner = 'sgd': must be 'momentum' or 'adam'"),
+        ({"thor": {"inner": "adam", "momentum": 0.8}}, "thor: momentum belongs to inner = momentum; with inner = adam"),
+        ({"thor": {"inner": "adam", "clip": 0.1}}, "thor: clip bounds learning rate x direction, which is no step of"),
     ],
 )
 def test_errors(values, message):

@@ -3,7 +3,7 @@ import pytest
 
 from scripts.data import text, wordpiece
 from scripts.data.source import IGNORED
-from scripts.data.text import MaskedText
+from scripts.data.text import MaskedText, NextPieces
 from scripts.errors import UserError
 
 WORDS = 1000
@@ -97,6 +97,36 @@ def test_evaluation_asks_the_same_every_time_about_every_sequence():
     assert (labels[: 50 * 6] >= 5).all() and (labels[50 * 6 :] == IGNORED).all() and len(labels) == 56 * 6
     restored = np.concatenate([_restored(batch)[0] for batch in first])
     assert np.array_equal(restored[:50], SEQUENCES)
+
+
+def following(**options):
+    return NextPieces(**{"sequences": SEQUENCES, "words": WORDS, "batch_size": 8, **options})
+
+
+def test_each_piece_is_asked_for_after_those_before_it():
+    plan = following(seed=1)
+    assert len(plan) == 6
+    for (tokens, labels), chosen in zip(plan.epoch(3), plan._order.batches(3), strict=True):
+        assert tokens.shape == (8, 40) and labels.shape == (320,) and tokens.dtype == labels.dtype == np.int32
+        labels = labels.reshape(8, 40)
+        assert (tokens[:, 0] == wordpiece.START).all() and np.array_equal(tokens[:, 1:], labels[:, :-1])
+        assert np.array_equal(labels, SEQUENCES[chosen][:, 1:-1])  # all pieces, and not the end
+    for rest, whole in zip(following(seed=1).epoch(3, 4), list(plan.epoch(3))[4:], strict=True):
+        assert all(np.array_equal(a, b) for a, b in zip(rest, whole, strict=True))
+
+
+def test_ranks_share_the_sequences_whose_pieces_follow():
+    parts = [list(following(seed=1, batch_size=4, rank=rank, ranks=2).epoch(0)) for rank in (0, 1)]
+    for batch, *shares in zip(following(seed=1).epoch(0), *parts, strict=True):
+        for expected, *pieces in zip(batch, *shares, strict=True):
+            assert np.array_equal(expected, np.concatenate(pieces))
+
+
+def test_what_fills_the_last_batch_of_an_evaluation_does_not_count():
+    batches = list(following(training=False).epoch(0))
+    labels = np.concatenate([labels for _, labels in batches]).reshape(56, 40)
+    assert np.array_equal(labels[:50], SEQUENCES[:, 1:-1]) and (labels[50:] == IGNORED).all()
+    assert (batches[-1][0][2:] == 0).all()
 
 
 def test_words_must_cover_the_tokens():

@@ -1,0 +1,41 @@
+"""A language model that predicts each next word: BERT's layers, which look back only.
+
+The encoder, the head and their names are those of `models.bert`; what differs is the mask. Shapes as there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor, nn
+
+from models.bert import MASKED, BertConfig, BertEmbeddings, BertEncoder, BertPredictionHead
+
+
+class CausalLM(nn.Cell):
+    """Token numbers to scores of the word that follows each token, which sees itself and those before it."""
+
+    predicts_next = True  # by which the scripts know that no label is shown to it
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.embeddings = BertEmbeddings(config)
+        self.encoder = BertEncoder(config)
+        self.predictions = BertPredictionHead(config, self.embeddings.word_embeddings)
+        # Holding the table twice has given it the decoder's name. It gets the embedding's back.
+        self.embeddings.update_parameters_name("embeddings.")
+        later = np.triu(np.full((config.max_positions, config.max_positions), MASKED, np.float32), 1)
+        self._later = Tensor(later[None, None], ms.float32)
+
+    def construct(self, input_ids: Tensor) -> Tensor:
+        """[B, T] to scores [B T, V]."""
+        tokens = input_ids.shape[1]
+        x = self.encoder(self.embeddings(input_ids), self._later[:, :, :tokens, :tokens])
+        return self.predictions(x.reshape(-1, x.shape[-1]))
+
+
+def causal_lm(**sizes: Any) -> CausalLM:
+    """2 layers of width 128 with one kind of segment; any field of BertConfig can be given instead."""
+    return CausalLM(BertConfig(**{"hidden_size": 128, "layers": 2, "heads": 2, "token_types": 1, **sizes}))
