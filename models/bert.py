@@ -81,6 +81,8 @@ class BertEmbeddings(nn.Cell):
         """Token numbers [B, T] to vectors [B, T, H]."""
         if token_type_ids is None:
             token_type_ids = ops.zeros_like(input_ids)
+        if input_ids.shape[1] > self._positions.shape[1]:
+            raise ValueError("more tokens than max_positions: give shorter sequences, or the network more positions")
         positions = self._positions[:, : input_ids.shape[1]]
         x = self.word_embeddings(input_ids) + self.token_type_embeddings(token_type_ids)
         return self.dropout(self.LayerNorm(x + self.position_embeddings(positions)))

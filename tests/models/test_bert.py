@@ -225,3 +225,11 @@ def test_mixed_precision_gives_nearly_the_same():
 def test_impossible_sizes_are_refused(sizes, message):
     with pytest.raises(ValueError, match=message):
         BertConfig(**sizes)
+
+
+@pytest.mark.parametrize("mode", [ms.GRAPH_MODE, ms.PYNATIVE_MODE])
+def test_a_sequence_longer_than_its_positions_is_refused(mode):
+    ms.set_context(mode=mode)
+    network = BertModel(BertConfig(**SMALL))
+    with pytest.raises(ValueError, match="more tokens than max_positions: give shorter sequences"):
+        network(ms.Tensor(np.zeros((1, 17), np.int32)))

@@ -21,7 +21,7 @@ from scripts.networks import build_network
 from scripts.optimizers import build_stepper, decay_groups
 from scripts.recorder import Recorder, read_metrics
 from scripts.training import CHECKPOINTS, train
-from tests.scripts.test_training import last_tensors, quiet
+from tests.scripts.test_training import interrupt_at, last_tensors, quiet
 from tests.scripts.tiny import tiny_settings
 from thor.loss_scale import DynamicLossScale
 
@@ -139,6 +139,19 @@ def test_thor_with_adam_inside_takes_its_groups_and_schedule(tmp_path):
         2: True,
         1: False,
     }
+
+
+def test_resume_with_adam_inside_is_exact(tmp_path, monkeypatch):
+    thor = {"inner": "adam", "damping": 0.1, "interval": 4, "factor_interval": 2}
+    undisturbed = train(tiny_settings(tmp_path, "thor", "undisturbed", thor=thor), console=quiet())
+    settings = tiny_settings(tmp_path, "thor", "disturbed", thor=thor)
+    with monkeypatch.context() as patch:
+        interrupt_at(7, patch)
+        assert not train(settings, console=quiet()).finished
+    resumed = train(settings, resume="auto", console=quiet())
+    expected, found = last_tensors(undisturbed.folder), last_tensors(resumed.folder)
+    assert expected.keys() == found.keys()
+    assert all(np.array_equal(expected[name], found[name]) for name in expected)
 
 
 def _seeded(settings):
