@@ -63,17 +63,21 @@ def _thor(settings: TrainSettings, network: nn.Cell, loss: nn.Cell, steps_per_ep
     sharing = None
     if settings.data.ranks > 1:
         sharing = thor.Sharing(grad_worker_fraction=own.grad_worker_fraction, per=own.per)
-    weights = decay_groups(network, settings, own.weight_decay)
-    moving: dict[str, Any] = {"momentum": own.momentum, "weight_decay": own.weight_decay, "params": weights}
-    rate: Any = thor_rate(settings, updates_per_epoch)
+    moving: dict[str, Any]
     if own.inner == "adam":
-        rates = _rates(rate, settings, updates_per_epoch)
-        adam = settings.adam.model_copy(update={"weight_decay": own.weight_decay})
-        moving, rate = {"inner": _optimizer("adam", adam, weights, rates)}, None
+        shared = ("learning_rate", "schedule", "weight_decay")
+        adam = settings.adam.model_copy(update={name: getattr(own, name) for name in shared})
+        moving = {"learning_rate": None, "inner": _optimizer("adam", adam, settings, network, updates_per_epoch)}
+    else:
+        moving = {
+            "learning_rate": thor_rate(settings, updates_per_epoch),
+            "momentum": own.momentum,
+            "weight_decay": own.weight_decay,
+            "params": decay_groups(network, settings, own.weight_decay),
+        }
     optimizer = thor.THOR(
         network,
-        rate,
-        thor_damping(settings, updates_per_epoch),
+        damping=thor_damping(settings, updates_per_epoch),
         **moving,
         block_size=own.block_size,
         split=own.split,
@@ -154,23 +158,20 @@ def _interval(own: ThorSettings) -> Any:
 def _first_order(settings: TrainSettings, network: nn.Cell, loss: nn.Cell, steps_per_epoch: int) -> Stepper:
     """An optimizer of first_order and a compiled step around it."""
     own = getattr(settings, settings.optimizer)
-    updates_per_epoch = steps_per_epoch / settings.accumulation
-    rate = over_updates(own.learning_rate, own.schedule, settings.epochs, updates_per_epoch)
-    rates = _rates(rate, settings, updates_per_epoch)
-    optimizer = _optimizer(settings.optimizer, own, decay_groups(network, settings, own.weight_decay), rates)
+    optimizer = _optimizer(settings.optimizer, own, settings, network, steps_per_epoch / settings.accumulation)
     step = FirstOrderStep(network, loss, optimizer, settings)
     return Stepper(optimizer, step, state=(step.state,))
 
 
-def _rates(rate: Callable[[int], float], settings: TrainSettings, updates_per_epoch: float) -> list[float]:
-    """The learning rate of every update of the run."""
-    return [rate(update) for update in range(max(1, int(updates_per_epoch * settings.epochs)))]
-
-
-def _optimizer(name: str, own: Any, weights: Any, rates: list[float]) -> nn.Optimizer:
-    """The optimizer of that name over weights or groups of them, one learning rate an update."""
+def _optimizer(
+    name: str, own: Any, settings: TrainSettings, network: nn.Cell, updates_per_epoch: float
+) -> nn.Optimizer:
+    """The optimizer of that name with its own settings, one learning rate an update."""
     import first_order
 
+    rate = over_updates(own.learning_rate, own.schedule, settings.epochs, updates_per_epoch)
+    rates = [rate(update) for update in range(max(1, int(updates_per_epoch * settings.epochs)))]
+    weights = decay_groups(network, settings, own.weight_decay)
     if name == "momentum":
         return first_order.Momentum(weights, rates, own.momentum, mode=own.mode, weight_decay=own.weight_decay)
     if name == "adam":

@@ -29,7 +29,7 @@ def _values(network):
     return {parameter.name: parameter.asnumpy().astype(np.float64) for parameter in network.get_parameters()}
 
 
-def _randomise(network, seed=0):
+def randomise(network, seed=0):
     """Weights far from their small start, so that a wrong one shows."""
     random = np.random.default_rng(seed)
     for parameter in network.get_parameters():
@@ -125,7 +125,7 @@ def _reference_layer(w, x, mask, heads):
 @pytest.mark.parametrize("mode", [ms.GRAPH_MODE, ms.PYNATIVE_MODE])
 def test_a_layer_equals_its_numpy_reference(mode):
     ms.set_context(mode=mode)
-    layer = _randomise(BertLayer(BertConfig(**SMALL))).set_train(False)
+    layer = randomise(BertLayer(BertConfig(**SMALL))).set_train(False)
     x = np.random.default_rng(1).normal(size=(3, 6, 8))
     mask = np.ones((3, 6))
     mask[0, 4:], mask[2, 1:3] = 0, 0
@@ -135,7 +135,7 @@ def test_a_layer_equals_its_numpy_reference(mode):
 
 
 def test_the_whole_network_equals_its_numpy_reference():
-    network = _randomise(BertForMaskedLM(BertConfig(**SMALL))).set_train(False)
+    network = randomise(BertForMaskedLM(BertConfig(**SMALL))).set_train(False)
     w = _values(network)
     types = np.array([[0, 0, 0, 1, 1, 1]] * 3, np.int32)
     mask = np.array([[1] * 6, [1, 1, 1, 1, 0, 0], [1] * 6], np.int32)
@@ -160,7 +160,7 @@ def test_the_whole_network_equals_its_numpy_reference():
 
 
 def test_padding_does_not_reach_the_other_tokens():
-    network = _randomise(BertForMaskedLM(BertConfig(**SMALL))).set_train(False)
+    network = randomise(BertForMaskedLM(BertConfig(**SMALL))).set_train(False)
     mask = np.array([[1, 1, 1, 1, 0, 0]] * 3, np.int32)
     changed = IDS.copy()
     changed[:, 4:] = 7
@@ -174,7 +174,7 @@ def test_padding_does_not_reach_the_other_tokens():
 
 def test_gradient_of_the_tied_table_comes_from_both_ends():
     """The tied gradient is the sum of those of an untied pair."""
-    network = _randomise(BertForMaskedLM(BertConfig(**SMALL, dropout=0.0)))
+    network = randomise(BertForMaskedLM(BertConfig(**SMALL, dropout=0.0)))
     table = network.bert.embeddings.word_embeddings.embedding_table
     labels = ms.Tensor(IDS.reshape(-1))
     loss = nn.CrossEntropyLoss()
@@ -195,7 +195,7 @@ def test_gradient_of_the_tied_table_comes_from_both_ends():
 
 def test_dropout_acts_in_training_alone():
     ms.set_context(mode=ms.PYNATIVE_MODE)
-    network = _randomise(BertModel(BertConfig(**SMALL, dropout=0.5), pooler=True))
+    network = randomise(BertModel(BertConfig(**SMALL, dropout=0.5), pooler=True))
     ids = ms.Tensor(IDS)
     first, second = (network.set_train(True)(ids)[0].asnumpy() for _ in range(2))
     assert not np.array_equal(first, second)

@@ -15,6 +15,10 @@ def masked(**options):
     return MaskedText(**{"sequences": SEQUENCES, "words": WORDS, "batch_size": 8, **options})
 
 
+def following(**options):
+    return NextPieces(**{"sequences": SEQUENCES, "words": WORDS, "batch_size": 8, **options})
+
+
 def _restored(batch):
     """The sequences as they were, and the positions as a mask."""
     tokens, positions, labels = batch
@@ -78,9 +82,10 @@ def test_a_sequence_is_hidden_anew_in_each_epoch():
     assert len(common) > 40 and all(places[0][index] != places[1][index] for index in common)
 
 
-def test_ranks_share_a_global_batch():
-    whole = list(masked(seed=1).epoch(0))
-    parts = [list(masked(seed=1, batch_size=4, rank=rank, ranks=2).epoch(0)) for rank in (0, 1)]
+@pytest.mark.parametrize("source", [masked, following])
+def test_ranks_share_a_global_batch(source):
+    whole = list(source(seed=1).epoch(0))
+    parts = [list(source(seed=1, batch_size=4, rank=rank, ranks=2).epoch(0)) for rank in (0, 1)]
     for batch, *shares in zip(whole, *parts, strict=True):
         for expected, *pieces in zip(batch, *shares, strict=True):
             assert np.array_equal(expected, np.concatenate(pieces))
@@ -99,10 +104,6 @@ def test_evaluation_asks_the_same_every_time_about_every_sequence():
     assert np.array_equal(restored[:50], SEQUENCES)
 
 
-def following(**options):
-    return NextPieces(**{"sequences": SEQUENCES, "words": WORDS, "batch_size": 8, **options})
-
-
 def test_each_piece_is_asked_for_after_those_before_it():
     plan = following(seed=1)
     assert len(plan) == 6
@@ -113,13 +114,6 @@ def test_each_piece_is_asked_for_after_those_before_it():
         assert np.array_equal(labels, SEQUENCES[chosen][:, 1:-1])  # all pieces, and not the end
     for rest, whole in zip(following(seed=1).epoch(3, 4), list(plan.epoch(3))[4:], strict=True):
         assert all(np.array_equal(a, b) for a, b in zip(rest, whole, strict=True))
-
-
-def test_ranks_share_the_sequences_whose_pieces_follow():
-    parts = [list(following(seed=1, batch_size=4, rank=rank, ranks=2).epoch(0)) for rank in (0, 1)]
-    for batch, *shares in zip(following(seed=1).epoch(0), *parts, strict=True):
-        for expected, *pieces in zip(batch, *shares, strict=True):
-            assert np.array_equal(expected, np.concatenate(pieces))
 
 
 def test_what_fills_the_last_batch_of_an_evaluation_does_not_count():
