@@ -33,6 +33,7 @@ from models.bert import bert_tiny
 from models.lenet import lenet5
 from models.resnet import resnet50
 from models.resnet_cifar import resnet8, resnet20
+from scripts.mean_over_ranks import mean_over_ranks
 from thor.blocks import check_int
 from thor.options import GATHERS_PER_INTERVAL
 from thor.update import dot
@@ -74,10 +75,11 @@ def network(name: str, batch: int | None = None) -> tuple[nn.Cell, Callable[...,
 
 
 def first_order_step(
-    net: nn.Cell, loss_fn: Callable[..., Tensor], optimizer: nn.Optimizer | None = None
+    net: nn.Cell, loss_fn: Callable[..., Tensor], optimizer: nn.Optimizer | None = None, ranks: int = 1
 ) -> Callable[..., Tensor]:
-    """nn.Momentum, or another optimizer, in a compiled step with a finite check."""
+    """nn.Momentum, or another optimizer, in a compiled step with a finite check; gradients are means over ranks."""
     optimizer = optimizer or nn.Momentum(net.trainable_params(), 1e-5, 0.9)
+    mean = mean_over_ranks(ranks, [weight.shape for weight in optimizer.parameters])
 
     def forward(*inputs):
         return loss_fn(net(*inputs[:-1]), inputs[-1])
@@ -87,6 +89,7 @@ def first_order_step(
     @ms.jit
     def step(*inputs):
         loss, gradients = differentiate(*inputs)
+        gradients = mean(gradients)
         total = loss
         for gradient in gradients:
             total += dot(gradient, gradient)

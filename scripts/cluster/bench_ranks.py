@@ -22,7 +22,6 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +29,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import mindspore as ms
 import numpy as np
-from mindspore import Tensor, nn, ops
+from mindspore import Tensor, ops
 from rich.console import Console
 from rich.table import Table
 
 import thor
-from scripts.bench_step import CLASSIFIERS, ThorPhases, network
+from scripts.bench_step import CLASSIFIERS, ThorPhases, first_order_step, network
 from scripts.cluster.msrun import run_here
 from scripts.errors import UserError, run_program
-from scripts.mean_over_ranks import mean_over_ranks
-from thor.update import dot
 
 KINDS = ("first_order", "plain", "curvature", "refresh")
 APART = "apart"
@@ -58,37 +55,13 @@ def strategies(ranks: int) -> dict[str, thor.Sharing | None]:
     return found | {"one": thor.Sharing(grad_worker_fraction=0.0)}
 
 
-def first_order_step(name: str, batch: int, ranks: int) -> tuple[Callable[..., Tensor], tuple[Tensor, ...]]:
-    """nn.Momentum with averaged gradients and a finite check, compiled; and its batch."""
-    net, loss_fn, inputs = network(name, batch)
-    thor.device.fast_convolutions(net)
-    optimizer = nn.Momentum(net.trainable_params(), 1e-5, 0.9)
-    mean = mean_over_ranks(ranks, [weight.shape for weight in optimizer.parameters])
-
-    def forward(x: Tensor, y: Tensor) -> Tensor:
-        return loss_fn(net(x), y)
-
-    differentiate = ms.value_and_grad(forward, None, optimizer.parameters)
-
-    @ms.jit
-    def step(x: Tensor, y: Tensor) -> Tensor:
-        loss, gradients = differentiate(x, y)
-        gradients = mean(gradients)
-        total = loss
-        for gradient in gradients:
-            total += dot(gradient, gradient)
-        if ops.isfinite(total):
-            loss = ops.depend(loss, optimizer(gradients))
-        return loss
-
-    return step, inputs
-
-
 def measure(name: str, batch: int, rounds: int, strategy: str, ranks: int) -> Line:
     """On every rank: each kind of step in turn; milliseconds of the slowest rank, bytes of the one that sends most."""
     sharing = strategies(ranks)[strategy]
     phases = ThorPhases(name, batch, **({} if sharing is None else {"sharing": sharing}))
-    first, inputs = first_order_step(name, batch, 1 if sharing is None else ranks)
+    net, loss_fn, inputs = network(name, batch)
+    thor.device.fast_convolutions(net)
+    first = first_order_step(net, loss_fn, ranks=1 if sharing is None else ranks)
     steps = {"first_order": first} | phases.phases()
     times = np.zeros((rounds, len(KINDS)), np.float32)
     for turn in range(-2, rounds):  # two to compile and to warm up
