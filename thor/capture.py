@@ -22,6 +22,7 @@ from typing import Any
 from mindspore import Parameter, nn
 
 from thor import convolution, device
+from thor.compiled import shared
 from thor.pair_taps import EmbeddingTap, NormTap, PairPort, TappedPair, TiedDecoderTap, TiedEmbeddingTap, plain
 from thor.taps import Features, InputTap, OutputTap, Port, Statistics, TappedConv2d, TappedDense
 
@@ -220,12 +221,12 @@ def attach(
 
 def _attach_two(cell, target, a_cut, g_cut, a_parameters, g_parameters, order, share) -> list[Port]:
     """A port on the input and one on the output before activation."""
-    geometry = convolution.Geometry(cell) if target.kind == "conv" else None
+    geometry = convolution.geometry_of(cell) if target.kind == "conv" else None
     in_features = target.bias is not None and not a_cut.bias_apart
-    inputs = Features(f"{target.kind}_input", in_features, geometry, target.copies, order, share)
-    outputs = Features(f"{target.kind}_output", False, geometry, target.copies, order, share)
-    thor_input = Port(InputTap(Statistics(inputs, a_cut)), *a_parameters)
-    thor_output = Port(OutputTap(Statistics(outputs, g_cut)), *g_parameters)
+    inputs = shared(Features, f"{target.kind}_input", in_features, geometry, target.copies, order, share)
+    outputs = shared(Features, f"{target.kind}_output", False, None, target.copies, order, share)
+    thor_input = Port(shared(InputTap, shared(Statistics, inputs, a_cut)), *a_parameters)
+    thor_output = Port(shared(OutputTap, shared(Statistics, outputs, g_cut)), *g_parameters)
     original = type(cell)
     values = {"thor_input": thor_input, "thor_output": thor_output, "thor_geometry": geometry,
               "thor_as_patches": device.convolution_path() == "patches", "thor_original": original}  # fmt: skip
@@ -238,12 +239,13 @@ def _pair_tap(cell: nn.Cell, target: Target, g_cut, share: float) -> nn.Cell:
     if target.kind.startswith("norm"):
         is_layer = isinstance(cell, nn.LayerNorm)
         epsilon = cell.epsilon if is_layer else cell.eps
-        return NormTap("layer" if is_layer else "batch", target.kind == "norm_scale", float(epsilon))
+        return shared(NormTap, "layer" if is_layer else "batch", target.kind == "norm_scale", float(epsilon))
     if isinstance(cell, nn.Embedding):
-        outputs = Statistics(Features("dense_output", False, None, 1, "channel", share), g_cut)
+        outputs = shared(Statistics, shared(Features, "dense_output", False, None, 1, "channel", share), g_cut)
         tap = EmbeddingTap if target.kind == "embedding" else TiedEmbeddingTap
-        return tap(target.a_dim, outputs)
-    return TiedDecoderTap(Statistics(Features("dense_input", False, None, 1, "channel", share), g_cut))
+        return shared(tap, target.a_dim, outputs)
+    inputs = shared(Statistics, shared(Features, "dense_input", False, None, 1, "channel", share), g_cut)
+    return shared(TiedDecoderTap, inputs)
 
 
 def _attach_pair(cell: nn.Cell, slot: str, port: PairPort) -> None:

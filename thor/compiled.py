@@ -7,6 +7,7 @@ interprets the Python (197 ms a use).
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from mindspore import ops
@@ -14,6 +15,15 @@ from mindspore import ops
 #: ``over(function, tuple, ...)`` is the tuple of results; what else a function needs, ``ops.partial`` gives it first.
 over = ops.Map()
 _slice = ops.Slice()
+
+
+@functools.cache
+def shared(make: Any, *settings: Any) -> Any:
+    """``make(*settings)``, a Cell without Parameters: one object for all who ask with equal settings.
+
+    MindSpore parses a Cell's functions, infers types through them and differentiates them once for each object.
+    """
+    return make(*settings)
 
 
 def scaled(factor: Any, values: Any) -> Any:

@@ -10,22 +10,22 @@ from collections.abc import Iterable
 
 from mindspore import nn, ops
 
+from thor.compiled import shared
+
 
 class Geometry(nn.Cell):
-    """What a convolution reads: kernel, stride, dilation, groups and padding of an ``nn.Conv2d``.
+    """What a convolution reads: kernel, stride, dilation, groups and padding (top, bottom, left, right).
 
     A Cell only so that its numbers are constants of a compiled graph.
     """
 
-    def __init__(self, conv: nn.Conv2d):
+    def __init__(
+        self, kernel: tuple[int, int], stride: tuple[int, int], dilation: tuple[int, int], groups: int, pad_mode: str,
+        pads: tuple[int, int, int, int],
+    ):  # fmt: skip
         super().__init__(auto_prefix=False)
-        self.kernel = _last_two(conv.kernel_size)
-        self.stride = _last_two(conv.stride)
-        self.dilation = _last_two(conv.dilation)
-        self.groups = conv.group
-        self.pad_mode = conv.pad_mode
-        pads = conv.padding
-        self.pads = (pads,) * 4 if isinstance(pads, int) else tuple(pads)  # top, bottom, left, right
+        self.kernel, self.stride, self.dilation, self.groups = kernel, stride, dilation, groups
+        self.pad_mode, self.pads = pad_mode, pads
 
     def padding(self, height: int, width: int) -> tuple[int, int, int, int]:
         """(top, bottom, left, right) for an input of ``height`` x ``width``, as MindSpore's three pad modes define."""
@@ -54,6 +54,13 @@ class Geometry(nn.Cell):
             return ops.unfold(x, self.kernel, self.dilation, (top, left), self.stride)
         x = ops.pad(x, (left, right, top, bottom))
         return ops.unfold(x, self.kernel, self.dilation, (0, 0), self.stride)
+
+
+def geometry_of(conv: nn.Conv2d) -> Geometry:
+    """The geometry of an ``nn.Conv2d``, one object for all that read alike."""
+    sizes = map(_last_two, (conv.kernel_size, conv.stride, conv.dilation))
+    pads = (conv.padding,) * 4 if isinstance(conv.padding, int) else tuple(conv.padding)
+    return shared(Geometry, *sizes, conv.group, conv.pad_mode, pads)
 
 
 def _last_two(value) -> tuple[int, int]:
@@ -117,7 +124,7 @@ def forget_graphs(net: nn.Cell) -> None:
 def make_patched(convolutions: Iterable[nn.Cell]) -> None:
     """Turn these convolutions, all of which can run as patches, into :class:`PatchConv2d`, in place."""
     for cell in convolutions:
-        object.__setattr__(cell, "thor_geometry", Geometry(cell))
+        object.__setattr__(cell, "thor_geometry", geometry_of(cell))
         cell.__class__ = PatchConv2d
 
 

@@ -43,7 +43,7 @@ def test_a_forward_pass_as_patches_equals_the_native_convolution(case):
 @pytest.mark.parametrize("case", PRODUCT[::5], ids=str)
 def test_the_patches_and_their_order_equal_the_reference(case):
     conv, x = make(*case), image()
-    geometry = convolution.Geometry(conv)
+    geometry = convolution.geometry_of(conv)
     seen = reference.patches(
         x.asnumpy(), geometry.kernel, geometry.stride, geometry.dilation, geometry.padding(*x.shape[2:])
     )

@@ -5,7 +5,7 @@ from mindspore import Tensor, nn
 
 from tests import reference
 from thor import factors
-from thor.convolution import Geometry
+from thor.convolution import geometry_of
 
 RNG = np.random.default_rng(3)
 # float32 products of about a hundred unit-sized terms
@@ -82,7 +82,7 @@ def test_convolution_factors_equal_the_patches_gram_matrices(variant, bias, part
     seen = seen_by(conv, x)
     g = tensor(2, 8, *seen.shape[1:3])
     wanted = reference.conv_factors(seen, g.asnumpy(), conv.group, bias)
-    inputs, a_scale = factors.conv_input(x, Geometry(conv), bias)
+    inputs, a_scale = factors.conv_input(x, geometry_of(conv), bias)
     outputs, g_scale = factors.conv_output(g, conv.group)
     assert len(inputs) == len(outputs) == (2 if parts_from == 1 else 1)
     a = gram(inputs, a_scale, inputs.shape[2]).asnumpy()
@@ -117,7 +117,7 @@ def test_the_mean_of_a_convolutions_patches_is_scaled_with_their_number(parts_fr
     conv = nn.Conv2d(2, 3, 3, pad_mode="valid", has_bias=True)
     x = tensor(2, 2, 5, 5)
     rows = reference.with_ones(seen_by(conv, x).reshape(2 * 9, -1))
-    features, scale = factors.conv_input(x, Geometry(conv), True)
+    features, scale = factors.conv_input(x, geometry_of(conv), True)
     mean = factors.scaled_mean(features, scale)[0, :, 0].asnumpy()
     np.testing.assert_allclose(mean, 3 * rows.mean(0), **CLOSE)  # sqrt(rows / B) = sqrt(9)
 
