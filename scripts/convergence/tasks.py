@@ -96,14 +96,14 @@ def _second_order(
     )
 
 
-def _rules(thor: int, thor_stop: int) -> dict[str, dict[str, Any]]:
-    """Thresholds for short runs, and the step from which each is tested.
+def _rules(thor: int, thor_stop: int, update: float = 0.2, stop: float = 0.03) -> dict[str, dict[str, Any]]:
+    """Thresholds, by default for short runs, and the step from which each is tested.
 
     A trace moves by 3 to 25 % between candidates there, so the published 1 % keeps nothing.
     """
     return {
-        "thor": {"update": 0.2, "stop": 0.0, "start": thor},
-        "thor_stop": {"update": 0.2, "stop": 0.03, "start": thor_stop},
+        "thor": {"update": update, "stop": 0.0, "start": thor},
+        "thor_stop": {"update": update, "stop": stop, "start": thor_stop},
     }
 
 
@@ -203,7 +203,7 @@ LANGUAGE = Task(
             {"thor.inner": "adam", "thor.norms": True, "thor.factor_interval": 2, "thor.factor_decay": 0.8,
              "thor.schedule": {"shape": "polynomial", "power": 2.0, "warmup_epochs": 0.04},
              "thor.interval": {"start": 1, "end": 20, "factor": 1.1}},
-            {"thor": {"preset": "thor", "start": 30}, "thor_stop": {"preset": "thor_stop", "start": 60}},
+            _rules(30, 60, update=0.01, stop=0.001),
         ),
     ),
 )  # fmt: skip
