@@ -223,10 +223,10 @@ def _attach_two(cell, target, a_cut, g_cut, a_parameters, g_parameters, order, s
     """A port on the input and one on the output before activation."""
     geometry = convolution.geometry_of(cell) if target.kind == "conv" else None
     in_features = target.bias is not None and not a_cut.bias_apart
-    inputs = shared(Features, f"{target.kind}_input", in_features, geometry, target.copies, order, share)
-    outputs = shared(Features, f"{target.kind}_output", False, None, target.copies, order, share)
-    thor_input = Port(shared(InputTap, shared(Statistics, inputs, a_cut)), *a_parameters)
-    thor_output = Port(shared(OutputTap, shared(Statistics, outputs, g_cut)), *g_parameters)
+    inputs = _statistics(a_cut, share, f"{target.kind}_input", in_features, geometry, target.copies, order)
+    outputs = _statistics(g_cut, share, f"{target.kind}_output", copies=target.copies)
+    thor_input = Port(shared(InputTap, inputs), *a_parameters)
+    thor_output = Port(shared(OutputTap, outputs), *g_parameters)
     original = type(cell)
     values = {"thor_input": thor_input, "thor_output": thor_output, "thor_geometry": geometry,
               "thor_as_patches": device.convolution_path() == "patches", "thor_original": original}  # fmt: skip
@@ -235,17 +235,23 @@ def _attach_two(cell, target, a_cut, g_cut, a_parameters, g_parameters, order, s
     return [thor_input, thor_output]
 
 
+def _statistics(
+    cut, share: float, kind: str, homogeneous: bool = False, geometry: convolution.Geometry | None = None,
+    copies: int = 1, order: str = "channel",
+) -> Statistics:  # fmt: skip
+    """What makes a factor's statistics, one Cell for all layers of one form."""
+    return shared(Statistics, shared(Features, kind, homogeneous, geometry, copies, order, share), cut)
+
+
 def _pair_tap(cell: nn.Cell, target: Target, g_cut, share: float) -> nn.Cell:
     if target.kind.startswith("norm"):
         is_layer = isinstance(cell, nn.LayerNorm)
         epsilon = cell.epsilon if is_layer else cell.eps
         return shared(NormTap, "layer" if is_layer else "batch", target.kind == "norm_scale", float(epsilon))
     if isinstance(cell, nn.Embedding):
-        outputs = shared(Statistics, shared(Features, "dense_output", False, None, 1, "channel", share), g_cut)
         tap = EmbeddingTap if target.kind == "embedding" else TiedEmbeddingTap
-        return shared(tap, target.a_dim, outputs)
-    inputs = shared(Statistics, shared(Features, "dense_input", False, None, 1, "channel", share), g_cut)
-    return shared(TiedDecoderTap, inputs)
+        return shared(tap, target.a_dim, _statistics(g_cut, share, "dense_output"))
+    return shared(TiedDecoderTap, _statistics(g_cut, share, "dense_input"))
 
 
 def _attach_pair(cell: nn.Cell, slot: str, port: PairPort) -> None:

@@ -60,8 +60,7 @@ class THOR(nn.Cell):
         factor_decay: of the factors' running average, which is bias-corrected; 0 keeps the last batch only.
         inner: the optimizer that moves the weights; None for ``nn.Momentum``.
         loss_scale: number, :class:`thor.DynamicLossScale` or a ``mindspore.amp`` scaler.
-        clip: limit on the step's size in the norm of the curvature (kl clip); 1e-3 is usual. None for no limit. It is
-            for an ``inner`` that steps along what it is given: Adam's step hardly depends on the direction's length.
+        clip: largest step in the norm of the curvature (kl clip), usually 1e-3. None for no limit, as with Adam inside.
         clip_each: largest norm of each weight's gradient, before it is preconditioned. None for no limit.
         skip: regular expressions; layers whose name matches take the plain gradient.
         norms: whether scale and shift of normalisation layers are preconditioned, by their diagonal Fisher.
