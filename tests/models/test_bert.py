@@ -7,6 +7,7 @@ from scipy.special import erf, softmax
 
 import models
 from models.bert import BertConfig, BertForMaskedLM, BertLayer, BertModel
+from tests.networks import fill
 
 SMALL = {"vocab_size": 50, "hidden_size": 8, "layers": 2, "heads": 2, "max_positions": 16}
 IDS = np.random.default_rng(0).integers(5, 50, (3, 6)).astype(np.int32)
@@ -27,14 +28,6 @@ def _count(network):
 
 def _values(network):
     return {parameter.name: parameter.asnumpy().astype(np.float64) for parameter in network.get_parameters()}
-
-
-def randomise(network, seed=0):
-    """Weights far from their small start, so that a wrong one shows."""
-    random = np.random.default_rng(seed)
-    for parameter in network.get_parameters():
-        parameter.set_data(ms.Tensor(random.normal(0, 0.5, parameter.shape).astype(np.float32)))
-    return network
 
 
 @pytest.mark.parametrize(
@@ -125,7 +118,7 @@ def _reference_layer(w, x, mask, heads):
 @pytest.mark.parametrize("mode", [ms.GRAPH_MODE, ms.PYNATIVE_MODE])
 def test_a_layer_equals_its_numpy_reference(mode):
     ms.set_context(mode=mode)
-    layer = randomise(BertLayer(BertConfig(**SMALL))).set_train(False)
+    layer = fill(BertLayer(BertConfig(**SMALL)), 0).set_train(False)
     x = np.random.default_rng(1).normal(size=(3, 6, 8))
     mask = np.ones((3, 6))
     mask[0, 4:], mask[2, 1:3] = 0, 0
@@ -135,7 +128,7 @@ def test_a_layer_equals_its_numpy_reference(mode):
 
 
 def test_the_whole_network_equals_its_numpy_reference():
-    network = randomise(BertForMaskedLM(BertConfig(**SMALL))).set_train(False)
+    network = fill(BertForMaskedLM(BertConfig(**SMALL)), 0).set_train(False)
     w = _values(network)
     types = np.array([[0, 0, 0, 1, 1, 1]] * 3, np.int32)
     mask = np.array([[1] * 6, [1, 1, 1, 1, 0, 0], [1] * 6], np.int32)
@@ -160,7 +153,7 @@ def test_the_whole_network_equals_its_numpy_reference():
 
 
 def test_padding_does_not_reach_the_other_tokens():
-    network = randomise(BertForMaskedLM(BertConfig(**SMALL))).set_train(False)
+    network = fill(BertForMaskedLM(BertConfig(**SMALL)), 0).set_train(False)
     mask = np.array([[1, 1, 1, 1, 0, 0]] * 3, np.int32)
     changed = IDS.copy()
     changed[:, 4:] = 7
@@ -174,7 +167,7 @@ def test_padding_does_not_reach_the_other_tokens():
 
 def test_gradient_of_the_tied_table_comes_from_both_ends():
     """The tied gradient is the sum of those of an untied pair."""
-    network = randomise(BertForMaskedLM(BertConfig(**SMALL, dropout=0.0)))
+    network = fill(BertForMaskedLM(BertConfig(**SMALL, dropout=0.0)), 0)
     table = network.bert.embeddings.word_embeddings.embedding_table
     labels = ms.Tensor(IDS.reshape(-1))
     loss = nn.CrossEntropyLoss()
@@ -195,7 +188,7 @@ def test_gradient_of_the_tied_table_comes_from_both_ends():
 
 def test_dropout_acts_in_training_alone():
     ms.set_context(mode=ms.PYNATIVE_MODE)
-    network = randomise(BertModel(BertConfig(**SMALL, dropout=0.5), pooler=True))
+    network = fill(BertModel(BertConfig(**SMALL, dropout=0.5), pooler=True), 0)
     ids = ms.Tensor(IDS)
     first, second = (network.set_train(True)(ids)[0].asnumpy() for _ in range(2))
     assert not np.array_equal(first, second)

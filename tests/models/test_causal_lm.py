@@ -4,7 +4,7 @@ import pytest
 
 import models
 from models.bert import BertConfig, BertForMaskedLM
-from tests.models.test_bert import randomise
+from tests.networks import fill
 
 SMALL = {"vocab_size": 50, "hidden_size": 8, "heads": 2, "max_positions": 16, "token_types": 1}
 IDS = np.random.default_rng(0).integers(5, 50, (3, 7)).astype(np.int32)
@@ -19,7 +19,7 @@ def mode(request):
 
 
 def test_no_token_sees_a_later_one():
-    network = randomise(models.causal_lm(**SMALL, layers=2)).set_train(False)
+    network = fill(models.causal_lm(**SMALL, layers=2), 0).set_train(False)
     changed = IDS.copy()
     changed[:, 4] = IDS[:, 4] % 45 + 5
     scores, others = (network(ms.Tensor(ids)).asnumpy().reshape(3, 7, 50) for ids in (IDS, changed))
@@ -29,7 +29,7 @@ def test_no_token_sees_a_later_one():
 
 def test_a_layer_gives_a_token_what_bert_gives_the_last_one_of_its_prefix():
     """Of one layer only: in a second one, BERT's earlier tokens have seen the later ones already."""
-    network = randomise(models.causal_lm(**SMALL, layers=1)).set_train(False)
+    network = fill(models.causal_lm(**SMALL, layers=1), 0).set_train(False)
     bert = BertForMaskedLM(BertConfig(**SMALL, layers=1)).set_train(False)
     ours = {weight.name.removeprefix("bert."): weight for weight in bert.get_parameters()}
     assert ours.keys() == {weight.name for weight in network.get_parameters()}
