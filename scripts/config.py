@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from scripts.errors import UserError
-from scripts.settings import TrainSettings
+from scripts.settings import OF_THOR_FOR_ADAM, TrainSettings
 
 BLOCKS = ("thor", "momentum", "adam", "adafactor")
 
@@ -132,7 +132,10 @@ def validate(values: dict[str, Any]) -> TrainSettings:
 def resolved(settings: TrainSettings) -> dict[str, Any]:
     """All settings that a run uses, as plain values: the blocks of other optimizers are left out."""
     values = settings.model_dump(mode="json")
-    return {key: value for key, value in values.items() if key not in BLOCKS or key == settings.optimizer}
+    used = {key: value for key, value in values.items() if key not in BLOCKS or key == settings.optimizer}
+    if settings.optimizer == "thor" and settings.thor.inner == "adam":
+        used["adam"] = {key: value for key, value in values["adam"].items() if key not in OF_THOR_FOR_ADAM}
+    return used
 
 
 def save_config(settings: TrainSettings, path: Path) -> None:

@@ -11,7 +11,7 @@ from mindspore import Tensor, nn
 from scripts.errors import UserError
 from scripts.first_order_step import FirstOrderStep
 from scripts.schedules import over_updates
-from scripts.settings import ThorSettings, TrainSettings
+from scripts.settings import OF_THOR_FOR_ADAM, ThorSettings, TrainSettings
 
 Step = Callable[..., Tensor]
 
@@ -65,8 +65,7 @@ def _thor(settings: TrainSettings, network: nn.Cell, loss: nn.Cell, steps_per_ep
         sharing = thor.Sharing(grad_worker_fraction=own.grad_worker_fraction, per=own.per)
     moving: dict[str, Any]
     if own.inner == "adam":
-        shared = ("learning_rate", "schedule", "weight_decay")
-        adam = settings.adam.model_copy(update={name: getattr(own, name) for name in shared})
+        adam = settings.adam.model_copy(update={name: getattr(own, name) for name in OF_THOR_FOR_ADAM})
         moving = {"learning_rate": None, "inner": _optimizer("adam", adam, settings, network, updates_per_epoch)}
     else:
         moving = {

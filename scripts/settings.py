@@ -121,6 +121,10 @@ def _interval(value: Any) -> Any:
     return {"start": value, "end": value}
 
 
+#: What thor.inner = adam takes from the block thor and not from the block adam.
+OF_THOR_FOR_ADAM = ("learning_rate", "schedule", "weight_decay")
+
+
 class ThorSettings(Settings):
     """Hyper-parameters of thor.THOR.
 
