@@ -198,9 +198,9 @@ LANGUAGE = Task(
     {"network": "causal_lm", "network_options": {"dropout": 0.0, "max_positions": 64}, "batch_size": 128,
      "data": {"name": "text", "objective": "next", "length": 66, "vocabulary": 2000, "held_out": "persuasion",
               "train_size": 7680, "test_size": 480},
-     "decay_all": False, "eval_every_steps": 6},
+     "decay_all": False, "eval_every_steps": 9},
     (
-        *_first_order({"momentum": (0.05, 0.2, 1.0), "adam": (1e-3, 3e-3, 8e-3), "adafactor": (5e-3, 2e-2, 0.1)},
+        *_first_order({"momentum": (0.05, 0.2, 1.0), "adam": (7e-4, 2e-3, 6e-3), "adafactor": (5e-3, 2e-2, 0.1)},
                       [1e-4, 0.0], warmup=_WARMUP),
         *_second_order(
             {"thor.learning_rate": (3e-3, 1e-2), "thor.damping": (0.015, 0.1), "epochs_share": [2 / 3]},
