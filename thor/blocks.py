@@ -18,6 +18,7 @@ inputs in one block of 128 lose nothing at all.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -52,6 +53,19 @@ class Cut:
     def thin(self) -> int:
         """Rows of what is kept beside the blocks: theirs, and the bias's where it stands apart."""
         return self.padded + self.bias_apart
+
+    def cache_shapes(self, copies: int) -> tuple[tuple[int, ...], ...]:
+        """Shapes of a damped inverse of so many copies: D^-1, s, t, and the bias's part (layers.py)."""
+        inverse = (copies, self.count, self.size, self.size)
+        if not self.rank:
+            return inverse, (1,), (1,)
+        rows = self.rank + self.bias_apart
+        bias = ((copies, rows, 1),) if self.bias_apart else ()
+        return inverse, (copies, self.padded, self.rank), (copies, rows, self.padded), *bias
+
+    def cache_numbers(self, copies: int) -> int:
+        """How many numbers those hold."""
+        return sum(math.prod(shape) for shape in self.cache_shapes(copies))
 
     @property
     def kept(self) -> list[int]:

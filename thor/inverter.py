@@ -1,7 +1,7 @@
 """From a factor's estimate to its cached inverse, on the device that suits it.
 
-    D = blocks(A) - blocks(U^T U),   X = (D + damping I)^-1,   s = X U^T,   t = s (I + U s)^-1
-    (D + damping I + U^T U)^-1 = X - s t^T                                            (Woodbury)
+    D = blocks(A) - blocks(U^T U),   X = (D + damping I)^-1,   s = X U^T,   t = (I + U s)^-1 s^T
+    (D + damping I + U^T U)^-1 = X - s t                                              (Woodbury)
 
 The b x b work runs where it is fast (see device.py), blocks of one size from all layers stacked into one batch; the
 r x r work is tiny and runs on the host in float64. A block that is not positive definite gets ten times more damping,
@@ -143,16 +143,23 @@ class Inverter:
         """Put X and Woodbury's s and t among the results; whether they are finite."""
         factor, x, u = job.factor, job.inverse, job.beside
         if u is not None:
-            s = self.algebra.times(x, u[:, :, : factor.cut.padded].transpose(0, 2, 1))
+            rows = factor.cut.padded
+            s = self.algebra.times(x, u[:, :, :rows].transpose(0, 2, 1))
             if factor.bias_inverse is not None:
                 alone = 1.0 / np.maximum(job.damping, np.finfo(np.float32).tiny)  # its row of D is the damping
-                s = np.concatenate([s, u[:, :, -1:].transpose(0, 2, 1) * alone[:, None, None]], 1)
-                job.results.append((factor.bias_inverse, Tensor(alone.astype(np.float32))))
+                alone = alone.astype(np.float64)[:, None, None]
+                s = np.concatenate([s, u[:, :, -1:].transpose(0, 2, 1) * alone], 1)
             small = np.eye(factor.cut.rank) + u @ s
-            t = s @ np.linalg.inv((small + small.transpose(0, 2, 1)) / 2)
-            if not (np.isfinite(s).all() and np.isfinite(t).all()):
+            t = np.linalg.inv((small + small.transpose(0, 2, 1)) / 2) @ s.transpose(0, 2, 1)
+            values = [(factor.s, s), (factor.t, t)]
+            if factor.bias_inverse is not None:
+                s, s_bias, t, t_bias = s[:, :rows], s[:, rows:], t[:, :, :rows], t[:, :, rows:]
+                bordered = np.concatenate([t, s_bias @ t], 1)
+                values = [(factor.s, s), (factor.t, bordered)]
+                values.append((factor.bias_inverse, np.concatenate([-t_bias, alone - s_bias @ t_bias], 1)))
+            if not all(np.isfinite(value).all() for _, value in values):
                 return False
-            job.results += [(factor.s, Tensor(s.astype(np.float32))), (factor.t, Tensor(t.astype(np.float32)))]
+            job.results += [(target, Tensor(value.astype(np.float32))) for target, value in values]
         job.results.append((factor.inverse, self.algebra.tensor(x.reshape(factor.inverse.shape))))
         return True
 

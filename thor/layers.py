@@ -8,9 +8,13 @@ inverse, refreshed when the trace rule says so). Both are Parameters, so a check
                probe  [c, n b, r]    Q of "block+rank"; the port's slot otherwise
                uses   [1]            how often the layer runs in one forward pass
     cache      inverse [c, n, b, b]  D^-1, D the damped blocks of what stands beside them
-               s, t   [c, n b, r]    Woodbury: (D + U^T U)^-1 = D^-1 - s t^T
-               bias_inverse [c]      D^-1 of a bias that stands apart (blocks.py): its row of D is the damping alone,
-                                     and beside, s and t have n b + 1 rows
+               s      [c, n b, r]    Woodbury: (D + U^T U)^-1 = D^-1 - s t
+               t      [c, r, n b]
+
+Where a bias stands apart (blocks.py), beside and probe have n b + 1 rows, and the inverse is bordered:
+
+    [[D^-1 - s t_x,  s h],    with t = [t_x, t_b] of [c, r + 1, n b], and bias_inverse = [h, m] of [c, r + 1, 1]
+     [       - t_b,    m]]
 """
 
 from __future__ import annotations
@@ -38,7 +42,8 @@ class Factor:
     def __init__(self, name: str, cut: Cut, copies: int, *, diagonal: bool = False, held: bool = True):
         self.name, self.cut, self.copies, self.held = name, cut, copies, held
         self.diagonal = diagonal  # by the layer's kind, not because the plan cuts that small
-        blocks = (copies, cut.count, cut.size, cut.size)
+        self.cache_shapes = cut.cache_shapes(copies)  # where it is held
+        blocks, s, t, *bias = self.cache_shapes
         thin = (copies, cut.thin, cut.rank) if cut.rank else (1,)
         self.blocks = parameter(f"{name}.blocks", np.zeros(blocks, np.float32))
         self.beside = parameter(f"{name}.beside", np.zeros(thin, np.float32))
@@ -46,11 +51,13 @@ class Factor:
         self.uses = parameter(f"{name}.uses", np.ones(1, np.float32))
         identity = np.broadcast_to(np.eye(cut.size, dtype=np.float32), blocks)
         self.inverse = parameter(f"{name}.inverse", identity if held else np.zeros(1, np.float32))
-        self.s = parameter(f"{name}.s", np.zeros(thin if held else 1, np.float32))
-        self.t = parameter(f"{name}.t", np.zeros(thin if held else 1, np.float32))
+        self.s = parameter(f"{name}.s", np.zeros(s if held else 1, np.float32))
+        self.t = parameter(f"{name}.t", np.zeros(t if held else 1, np.float32))
         self.bias_inverse = None
-        if cut.bias_apart:
-            self.bias_inverse = parameter(f"{name}.bias_inverse", np.ones(copies if held else 1, np.float32))
+        if bias:
+            first = np.zeros(bias[0], np.float32)
+            first[:, -1] = 1.0
+            self.bias_inverse = parameter(f"{name}.bias_inverse", first if held else np.zeros(1, np.float32))
 
     def _first_probe(self, thin: tuple[int, ...]) -> np.ndarray:
         """Orthonormal random directions, the same in every run: seeded by the factor's name."""
@@ -79,13 +86,6 @@ class Factor:
         return (self.inverse, self.s, self.t, *apart)
 
     @property
-    def cache_shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Of :attr:`cache` where it is held."""
-        thin = (self.copies, self.cut.thin, self.cut.rank) if self.cut.rank else (1,)
-        apart = () if self.bias_inverse is None else ((self.copies,),)
-        return ((self.copies, self.cut.count, self.cut.size, self.cut.size), thin, thin, *apart)
-
-    @property
     def parameters(self) -> tuple[Parameter, ...]:
         """Everything, for checkpoints."""
         return (*self.estimates, self.probe, *self.cache)
@@ -110,11 +110,14 @@ class Factor:
         """The damped inverse as it is applied, [c, dim, dim] float32, or [c, dim] where it is diagonal."""
         if self.diagonal:
             return self.inverse.asnumpy().reshape(self.copies, -1).copy()
-        full = assemble(self.inverse.asnumpy(), self.cut.thin)
-        if self.bias_inverse is not None:
-            full[:, -1, -1] = self.bias_inverse.asnumpy()
+        full = assemble(self.inverse.asnumpy(), self.cut.padded)
         if self.cut.rank:
-            full = full - self.s.asnumpy() @ self.t.asnumpy().transpose(0, 2, 1)
+            s, t = self.s.asnumpy(), self.t.asnumpy()
+            full = full - s @ t[:, : self.cut.rank]
+            if self.bias_inverse is not None:
+                bias = self.bias_inverse.asnumpy()
+                right = np.concatenate([s @ bias[:, :-1], bias[:, -1:]], 1)
+                full = np.concatenate([np.concatenate([full, -t[:, -1:]], 1), right], 2)
         return self._without_padding(full)
 
     def _without_padding(self, full: np.ndarray) -> np.ndarray:

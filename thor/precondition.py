@@ -1,8 +1,8 @@
 """dW -> G^-1 dW A^-1, block by block (pure functions of tensors).
 
-With D^-1 in blocks [c, n, b, b] and Woodbury's thin s, t [c, n b, r], an inverse acts as
+With D^-1 in blocks [c, n, b, b] and Woodbury's thin s [c, n b, r] and t [c, r, n b], an inverse acts as
 
-    (D + U^T U)^-1 x = D^-1 x - s (t^T x).
+    (D + U^T U)^-1 x = D^-1 x - s (t x).
 
 The gradient of a layer is laid out as [c, O, I (+1)]: c copies (groups), O outputs, I inputs, the bias's gradient as
 the last column, as A has its coordinate last. It is padded once, and cut back once. Where the bias stands apart
@@ -20,42 +20,36 @@ def precondition(x, a_inverse, a_s, a_t, g_inverse, g_s, g_t):
     """G^-1 X A^-1 for a padded X [c, O', I']; s and t are one-element tensors where blocks stand alone."""
     y = multiply_right(x, a_inverse)
     if a_s.ndim == 3:
-        return precondition_difference(y, ops.bmm(x, a_s), a_t, g_inverse, g_s, g_t)
+        v = precondition_rows(ops.bmm(x, a_s), g_inverse, g_s, g_t)
+        return precondition_difference(y, v, a_t, g_inverse, g_s, g_t)
     return precondition_rows(y, g_inverse, g_s, g_t)
 
 
 def precondition_with_bias(x, b, a_inverse, a_s, a_t, bias_inverse, g_inverse, g_s, g_t):
     """G^-1 [X b] A^-1 for X [c, O', I'] and the bias's gradient b [c, O', 1] apart: the two parts of the result.
 
-    With q = X s_x + b s_b, the right factor gives X D^-1 - q t_x^T and b d^-1 - q t_b.
+    With A^-1 bordered as in layers.py, [X b] A^-1 = [X D^-1 - [X s, b] t, [X s, b] bias_inverse].
     """
-    inputs = x.shape[2]
-    s, s_bias = rows_of(a_s, 0, inputs), rows_of(a_s, inputs, 1)
-    t, t_bias = rows_of(a_t, 0, inputs), rows_of(a_t, inputs, 1)
-    q = ops.bmm(x, s) + b * s_bias
-    of_weight = precondition_difference(multiply_right(x, a_inverse), q, t, g_inverse, g_s, g_t)
-    of_bias = precondition_rows(b * bias_inverse.reshape(-1, 1, 1) - q * t_bias, g_inverse, g_s, g_t)
-    return of_weight, of_bias
+    v = precondition_rows(ops.cat((ops.bmm(x, a_s), b), 2), g_inverse, g_s, g_t)
+    of_weight = precondition_difference(multiply_right(x, a_inverse), v, a_t, g_inverse, g_s, g_t)
+    return of_weight, ops.bmm(v, bias_inverse)
 
 
-def precondition_difference(y, q, t, g_inverse, g_s, g_t):
-    """G^-1 (Y - q t^T) with G^-1 = P - s_G t_G^T, as P Y - [P q, s_G] [t, w]^T, w^T = t_G^T Y - (t_G^T q) t^T.
+def precondition_difference(y, v, t, g_inverse, g_s, g_t):
+    """G^-1 Y - V t with G^-1 = P - s_G t_G, as P Y - [V, s_G] [t, t_G Y].
 
     One thin outer product and one subtraction for both sides: passes over a whole matrix, not its products with thin
     ones, are what costs.
     """
-    left, right = multiply_left(q, g_inverse), t.swapaxes(1, 2)
     if g_s.ndim == 3:
-        by_columns = ops.BatchMatMul(transpose_a=True)
-        w = by_columns(g_t, y) - ops.bmm(by_columns(g_t, q), right)
-        left, right = ops.cat((left, g_s), 2), ops.cat((right, w), 1)
-    return multiply_left(y, g_inverse) - ops.bmm(left, right)
+        v, t = ops.cat((v, g_s), 2), ops.cat((t, ops.bmm(g_t, y)), 1)
+    return multiply_left(y, g_inverse) - ops.bmm(v, t)
 
 
 def precondition_rows(y, g_inverse, g_s, g_t):
     """G^-1 Y for a padded Y [c, O', m]."""
     if g_s.ndim == 3:
-        return multiply_left(y, g_inverse) - ops.bmm(g_s, ops.BatchMatMul(transpose_a=True)(g_t, y))
+        return multiply_left(y, g_inverse) - ops.bmm(g_s, ops.bmm(g_t, y))
     return multiply_left(y, g_inverse)
 
 

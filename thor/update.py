@@ -69,7 +69,8 @@ class Update(nn.Cell):
     hold some layers' inverses only, each preconditions those, and the directions are summed over a row of ranks, of
     which one has the layer's and the others zeros.
 
-    One number, the sum of all <gradient, direction>, tells whether everything is finite; if not, nothing moves.
+    One number, the sum of all <gradient, direction> (without ``clip`` of all <direction, direction>, for an inverse
+    makes no finite number of one that is not), tells whether everything is finite; if not, nothing moves.
     Reducing every gradient to it also keeps MindSpore's CPU runtime from running the backward products concurrently,
     where they slow each other down.
     """
@@ -120,7 +121,8 @@ class Update(nn.Cell):
         if self.across is not None:
             sums = self.across(over(ops.partial(entry, directions), self.captured), 1.0)
             directions = over(ops.partial(self._from_row, directions, sums), self.indices)
-        products = over(dot, gradients, directions)
+        of = gradients if self.clip > 0 else directions  # without a limit, one matrix to read in place of two
+        products = over(dot, of, directions)
         total = loss.astype(ms.float32) + ops.addn(products)
         if self.clip > 0:
             directions = self._limited(directions, products)

@@ -92,20 +92,22 @@ def test_preconditioning_equals_the_explicit_kronecker_product(copies, split_row
         return blocks + blocks.transpose(0, 1, 3, 2)
 
     a, g = symmetric(2, 3), symmetric(2, 2) if split_rows else symmetric(1, 4)
-    s, t = rng.standard_normal((2, copies, inputs + 1, 1))
-    bias_inverse = rng.standard_normal(copies)
+    s, t = rng.standard_normal((copies, inputs, 1)), rng.standard_normal((copies, 2, inputs))
+    bias_inverse = rng.standard_normal((copies, 2, 1))
     g_thin = rng.standard_normal((2, copies, outputs, 1)) if split_rows else np.zeros((2, 1))
+    g_thin = (g_thin[0], g_thin[1].swapaxes(-1, -2)) if split_rows else g_thin
     x, b = rng.standard_normal((copies, outputs, inputs)), rng.standard_normal((copies, outputs, 1))
     parts = (x, b, a, s, t, bias_inverse, g, *g_thin)
     y, z = subject.precondition_with_bias(*(Tensor(p.astype(np.float32)) for p in parts))
     for k in range(copies):
         right = np.zeros((inputs + 1, inputs + 1))
-        right[:3, :3], right[3:6, 3:6], right[6, 6] = a[k, 0], a[k, 1], bias_inverse[k]
-        right -= s[k] @ t[k].T
+        right[:3, :3], right[3:6, 3:6] = a[k, 0], a[k, 1]
+        right[:6, :6] -= s[k] @ t[k, :1]
+        right[:6, 6], right[6, :6], right[6, 6] = s[k, :, 0] * bias_inverse[k, 0], -t[k, 1], bias_inverse[k, 1, 0]
         left = g[k, 0]
         if split_rows:
             left = np.kron([[1, 0], [0, 0]], g[k, 0]) + np.kron([[0, 0], [0, 1]], g[k, 1])
-            left = left - g_thin[0, k] @ g_thin[1, k].T
+            left = left - g_thin[0][k] @ g_thin[1][k]
         wanted = reference.kron_direction(np.concatenate([x[k], b[k]], 1), right.T, left)
         np.testing.assert_allclose(np.concatenate([y[k].asnumpy(), z[k].asnumpy()], 1), wanted, rtol=1e-4, atol=1e-3)
 

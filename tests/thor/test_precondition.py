@@ -18,10 +18,9 @@ def inverse_parts(copies, dim, size, rank, split):
     for n in range(count):
         dense[:, n * size : (n + 1) * size, n * size : (n + 1) * size] = blocks[:, n]
     if split:
-        s, t = RNG.standard_normal((2, copies, padded, rank))
-        s[:, dim:], t[:, dim:] = 0, 0
-        blocks_only = dense
-        dense = blocks_only - s @ t.transpose(0, 2, 1)
+        s, t = RNG.standard_normal((copies, padded, rank)), RNG.standard_normal((copies, rank, padded))
+        s[:, dim:], t[:, :, dim:] = 0, 0
+        dense = dense - s @ t
     else:
         s, t = np.zeros((2, 1))
     return blocks, s, t, dense[:, :dim, :dim]

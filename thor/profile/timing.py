@@ -156,7 +156,8 @@ def state_bytes(shapes: Sequence[FactorShape], plan: BlockPlan) -> int:
     for shape in shapes:
         cut = shape.cut(plan)
         thin = shape.copies * cut.thin * cut.rank if cut.rank else 1
-        total += 4 * (2 * shape.copies * cut.count * cut.size**2 + 4 * thin + 1 + shape.copies * cut.bias_apart)
+        estimate = shape.copies * cut.count * cut.size**2 + 2 * thin + 1
+        total += 4 * (estimate + cut.cache_numbers(shape.copies))
     return total
 
 

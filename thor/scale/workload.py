@@ -69,5 +69,5 @@ def _factor(profile: Profile, layer: int, factor: FactorMeasure, cut: Cut) -> Fa
         work,
         estimate_bytes=_FLOAT * (square + 2 * thin + 1),
         averaged_bytes=_FLOAT * (square + (thin if cut.rank else 0)),
-        inverse_bytes=_FLOAT * (square + 2 * thin + factor.copies * cut.bias_apart),
+        inverse_bytes=_FLOAT * cut.cache_numbers(factor.copies),
     )
