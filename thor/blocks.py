@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 SPLITS = ("block", "block+mean", "block+rank")
@@ -54,6 +54,11 @@ class Cut:
         """Rows of what is kept beside the blocks: theirs, and the bias's where it stands apart."""
         return self.padded + self.bias_apart
 
+    def estimate_shapes(self, copies: int) -> tuple[tuple[int, ...], ...]:
+        """Shapes of an estimate of so many copies: blocks, beside, probe, uses (layers.py)."""
+        thin = (copies, self.thin, self.rank) if self.rank else (1,)
+        return (copies, self.count, self.size, self.size), thin, thin, (1,)
+
     def cache_shapes(self, copies: int) -> tuple[tuple[int, ...], ...]:
         """Shapes of a damped inverse of so many copies: D^-1, s, t, and the bias's part (layers.py)."""
         inverse = (copies, self.count, self.size, self.size)
@@ -62,10 +67,6 @@ class Cut:
         rows = self.rank + self.bias_apart
         bias = ((copies, rows, 1),) if self.bias_apart else ()
         return inverse, (copies, self.padded, self.rank), (copies, rows, self.padded), *bias
-
-    def cache_numbers(self, copies: int) -> int:
-        """How many numbers those hold."""
-        return sum(math.prod(shape) for shape in self.cache_shapes(copies))
 
     @property
     def kept(self) -> list[int]:
@@ -81,6 +82,11 @@ def even_cut(dim: int, block_size: int) -> tuple[int, int]:
     if size * count > dim and size >= _ALIGN_FROM:
         size = min(block_size, -(-size // _ALIGN) * _ALIGN)
     return size, count
+
+
+def numbers_in(shapes: Iterable[tuple[int, ...]]) -> int:
+    """How many numbers tensors of these shapes hold."""
+    return sum(math.prod(shape) for shape in shapes)
 
 
 def diagonal_cut(dim: int) -> Cut:

@@ -141,27 +141,30 @@ class Inverter:
 
     def _store_inverse(self, job: Job) -> bool:
         """Put X and Woodbury's s and t among the results; whether they are finite."""
-        factor, x, u = job.factor, job.inverse, job.beside
-        if u is not None:
-            rows = factor.cut.padded
-            s = self.algebra.times(x, u[:, :, :rows].transpose(0, 2, 1))
-            if factor.bias_inverse is not None:
-                alone = 1.0 / np.maximum(job.damping, np.finfo(np.float32).tiny)  # its row of D is the damping
-                alone = alone.astype(np.float64)[:, None, None]
-                s = np.concatenate([s, u[:, :, -1:].transpose(0, 2, 1) * alone], 1)
-            small = np.eye(factor.cut.rank) + u @ s
-            t = np.linalg.inv((small + small.transpose(0, 2, 1)) / 2) @ s.transpose(0, 2, 1)
-            values = [(factor.s, s), (factor.t, t)]
-            if factor.bias_inverse is not None:
-                s, s_bias, t, t_bias = s[:, :rows], s[:, rows:], t[:, :, :rows], t[:, :, rows:]
-                bordered = np.concatenate([t, s_bias @ t], 1)
-                values = [(factor.s, s), (factor.t, bordered)]
-                values.append((factor.bias_inverse, np.concatenate([-t_bias, alone - s_bias @ t_bias], 1)))
-            if not all(np.isfinite(value).all() for _, value in values):
+        factor = job.factor
+        if job.beside is not None:
+            thin = self._thin(job, job.beside)
+            if not all(np.isfinite(value).all() for value in thin):
                 return False
-            job.results += [(target, Tensor(value.astype(np.float32))) for target, value in values]
-        job.results.append((factor.inverse, self.algebra.tensor(x.reshape(factor.inverse.shape))))
+            targets = factor.cache[1:]
+            job.results += [(at, Tensor(value.astype(np.float32))) for at, value in zip(targets, thin, strict=True)]
+        job.results.append((factor.inverse, self.algebra.tensor(job.inverse.reshape(factor.inverse.shape))))
         return True
+
+    def _thin(self, job: Job, u: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Woodbury's s and t; of a bias apart, its row beneath t, and bias_inverse too (layers.py)."""
+        cut = job.factor.cut
+        s = self.algebra.times(job.inverse, u[:, :, : cut.padded].transpose(0, 2, 1))
+        if cut.bias_apart:
+            alone = 1.0 / np.maximum(job.damping, np.finfo(np.float32).tiny)  # its row of D is the damping
+            alone = alone.astype(np.float64)[:, None, None]
+            s = np.concatenate([s, u[:, :, -1:].transpose(0, 2, 1) * alone], 1)
+        small = np.eye(cut.rank) + u @ s
+        t = np.linalg.inv((small + small.transpose(0, 2, 1)) / 2) @ s.transpose(0, 2, 1)
+        if not cut.bias_apart:
+            return s, t
+        s, s_bias, t, t_bias = s[:, :-1], s[:, -1:], t[:, :, :-1], t[:, :, -1:]
+        return s, np.concatenate([t, s_bias @ t], 1), np.concatenate([-t_bias, alone - s_bias @ t_bias], 1)
 
     def _turned_probe(self, factor: Factor, u: np.ndarray, blocks) -> list[tuple[Parameter, Tensor]]:
         """One step of subspace iteration, Q <- orth(Z), with the estimate's history carried over.

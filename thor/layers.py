@@ -43,8 +43,8 @@ class Factor:
         self.name, self.cut, self.copies, self.held = name, cut, copies, held
         self.diagonal = diagonal  # by the layer's kind, not because the plan cuts that small
         self.cache_shapes = cut.cache_shapes(copies)  # where it is held
-        blocks, s, t, *bias = self.cache_shapes
-        thin = (copies, cut.thin, cut.rank) if cut.rank else (1,)
+        _, s, t, *bias = self.cache_shapes
+        blocks, thin, _, _ = cut.estimate_shapes(copies)
         self.blocks = parameter(f"{name}.blocks", np.zeros(blocks, np.float32))
         self.beside = parameter(f"{name}.beside", np.zeros(thin, np.float32))
         self.probe = parameter(f"{name}.probe", self._first_probe(thin))

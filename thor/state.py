@@ -9,6 +9,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn
 
+from thor.blocks import numbers_in
 from thor.distributed import Ranks
 from thor.layers import Layer
 
@@ -30,7 +31,7 @@ def _caches_of_row(layers: Sequence[Layer], column_of: Sequence[int], ranks: Ran
         [factor for layer, own in zip(layers, column_of, strict=True) if own == column for factor in (layer.a, layer.g)]
         for column in columns
     ]
-    lengths = [sum(int(np.prod(shape)) for factor in part for shape in factor.cache_shapes) for part in parts]
+    lengths = [sum(numbers_in(factor.cache_shapes) for factor in part) for part in parts]
     mine = [cache.asnumpy().reshape(-1) for factor in parts[ranks.own_column] for cache in factor.cache]
     own = np.concatenate(mine) if mine else np.zeros(0, np.float32)
     found: dict[str, Tensor] = {}

@@ -121,8 +121,8 @@ class Update(nn.Cell):
         if self.across is not None:
             sums = self.across(over(ops.partial(entry, directions), self.captured), 1.0)
             directions = over(ops.partial(self._from_row, directions, sums), self.indices)
-        of = gradients if self.clip > 0 else directions  # without a limit, one matrix to read in place of two
-        products = over(dot, of, directions)
+        # without a limit, one matrix to read in place of two
+        products = over(dot, gradients if self.clip > 0 else directions, directions)
         total = loss.astype(ms.float32) + ops.addn(products)
         if self.clip > 0:
             directions = self._limited(directions, products)

@@ -94,10 +94,11 @@ def test_preconditioning_equals_the_explicit_kronecker_product(copies, split_row
     a, g = symmetric(2, 3), symmetric(2, 2) if split_rows else symmetric(1, 4)
     s, t = rng.standard_normal((copies, inputs, 1)), rng.standard_normal((copies, 2, inputs))
     bias_inverse = rng.standard_normal((copies, 2, 1))
-    g_thin = rng.standard_normal((2, copies, outputs, 1)) if split_rows else np.zeros((2, 1))
-    g_thin = (g_thin[0], g_thin[1].swapaxes(-1, -2)) if split_rows else g_thin
+    g_s, g_t = rng.standard_normal((copies, outputs, 1)), rng.standard_normal((copies, 1, outputs))
+    if not split_rows:
+        g_s, g_t = np.zeros((2, 1))
     x, b = rng.standard_normal((copies, outputs, inputs)), rng.standard_normal((copies, outputs, 1))
-    parts = (x, b, a, s, t, bias_inverse, g, *g_thin)
+    parts = (x, b, a, s, t, bias_inverse, g, g_s, g_t)
     y, z = subject.precondition_with_bias(*(Tensor(p.astype(np.float32)) for p in parts))
     for k in range(copies):
         right = np.zeros((inputs + 1, inputs + 1))
@@ -107,7 +108,7 @@ def test_preconditioning_equals_the_explicit_kronecker_product(copies, split_row
         left = g[k, 0]
         if split_rows:
             left = np.kron([[1, 0], [0, 0]], g[k, 0]) + np.kron([[0, 0], [0, 1]], g[k, 1])
-            left = left - g_thin[0][k] @ g_thin[1][k]
+            left = left - g_s[k] @ g_t[k]
         wanted = reference.kron_direction(np.concatenate([x[k], b[k]], 1), right.T, left)
         np.testing.assert_allclose(np.concatenate([y[k].asnumpy(), z[k].asnumpy()], 1), wanted, rtol=1e-4, atol=1e-3)
 

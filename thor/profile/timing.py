@@ -17,7 +17,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor
 
-from thor.blocks import BlockPlan, Cut
+from thor.blocks import BlockPlan, Cut, numbers_in
 from thor.inverter import Inverter, Job
 from thor.layers import Factor
 
@@ -155,9 +155,7 @@ def state_bytes(shapes: Sequence[FactorShape], plan: BlockPlan) -> int:
     total = 0
     for shape in shapes:
         cut = shape.cut(plan)
-        thin = shape.copies * cut.thin * cut.rank if cut.rank else 1
-        estimate = shape.copies * cut.count * cut.size**2 + 2 * thin + 1
-        total += 4 * (estimate + cut.cache_numbers(shape.copies))
+        total += 4 * numbers_in((*cut.estimate_shapes(shape.copies), *cut.cache_shapes(shape.copies)))
     return total
 
 

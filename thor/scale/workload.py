@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from thor.blocks import BlockPlan, Cut
+from thor.blocks import BlockPlan, Cut, numbers_in
 from thor.placement import FactorWork
 from thor.profile.layer_plan import block_seconds
 from thor.profile.records import FactorMeasure, Profile
@@ -62,12 +62,11 @@ def layer_loads(profile: Profile, plan: BlockPlan) -> list[LayerLoad]:
 def _factor(profile: Profile, layer: int, factor: FactorMeasure, cut: Cut) -> FactorLoad:
     """Bytes as :func:`thor.profile.timing.state_bytes` counts them."""
     blocks = factor.copies * cut.count
-    thin = factor.copies * cut.thin * cut.rank if cut.rank else 1
     work = FactorWork(layer, factor.side, blocks, block_seconds(profile, cut.size))
-    square = blocks * cut.size**2
+    estimate = cut.estimate_shapes(factor.copies)
     return FactorLoad(
         work,
-        estimate_bytes=_FLOAT * (square + 2 * thin + 1),
-        averaged_bytes=_FLOAT * (square + (thin if cut.rank else 0)),
-        inverse_bytes=_FLOAT * cut.cache_numbers(factor.copies),
+        estimate_bytes=_FLOAT * numbers_in(estimate),
+        averaged_bytes=_FLOAT * numbers_in(estimate[: 2 if cut.rank else 1]),
+        inverse_bytes=_FLOAT * numbers_in(cut.cache_shapes(factor.copies)),
     )
