@@ -152,7 +152,7 @@ class Bench:
     def report(self, outcomes: Sequence[Outcome], seeds: Sequence[int]) -> None:
         """Table, numbers and picture."""
         setter, target = results.target_of(self.task, outcomes)
-        rows = results.rows(self.task, outcomes, target)
+        rows = results.rows(self.task, outcomes, setter, target)
         text = picture.markdown(self.task, rows, setter, target)
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
         (self.folder / "results.md").write_text(text + "\n", encoding="utf-8")

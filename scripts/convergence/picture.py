@@ -23,15 +23,16 @@ def markdown(task: Task, rows: Sequence[Row], setter: str, target: float) -> str
     lines = [
         f"**{task.title}.** Target: {_shown(task, target)}, the mean of {setter}'s best values.",
         "",
-        "| optimizer | best value | epochs to target | seconds | with compiling | reached | inverses | peak, MiB |",
-        "|---|---|---|---|---|---|---|---|",
+        "| optimizer | best value | epochs to target | seconds | with compiling | reached | seed by seed | inverses | "
+        "peak, MiB |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         value = f"{_shown(task, row.value)} ± {_shown(task, row.spread)}"
         cells = [
             row.contender, value, _ratio(row.epochs, base.epochs, 2), _ratio(row.seconds, base.seconds, 0),
             _ratio(row.seconds_with_compiling, base.seconds_with_compiling, 0), f"{row.reached} of {len(row.values)}",
-            f"{row.refreshes:.0f}", f"{row.peak / 2**20:.0f}",
+            _seed_by_seed(row), f"{row.refreshes:.0f}", f"{row.peak / 2**20:.0f}",
         ]  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
@@ -46,6 +47,13 @@ def _ratio(value: float | None, base: float | None, digits: int) -> str:
     if value is None:
         return "not reached"
     return f"{value:.{digits}f}" + (f" ({value / base:.2f} x)" if base else "")
+
+
+def _seed_by_seed(row: Row) -> str:
+    """Epochs and seconds as times the setter's, each seed against the setter's own best value with that seed."""
+    if row.own_epochs is None or row.own_seconds is None:
+        return "not reached"
+    return f"{row.own_epochs:.2f} x, {row.own_seconds:.2f} x ({row.own_reached} of {len(row.values)})"
 
 
 def draw(task: Task, outcomes: Sequence[Outcome], target: float, path: Path) -> None:

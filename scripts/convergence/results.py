@@ -32,7 +32,13 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Row:
-    """A contender over its seeds; what lies beyond the end of a run that missed the target is None."""
+    """A contender over its seeds; what lies beyond the end of a run that missed the target is None.
+
+    Attributes:
+        epochs, steps, seconds: To the target, means over the seeds that reached it.
+        own_epochs, own_seconds: Times the epochs and seconds of the optimizer which set the target, seed by seed.
+        own_reached: Of how many seeds those are the means.
+    """
 
     contender: str
     values: tuple[float, ...]
@@ -43,6 +49,9 @@ class Row:
     reached: int
     refreshes: float
     peak: int
+    own_epochs: float | None
+    own_seconds: float | None
+    own_reached: int
 
     @property
     def value(self) -> float:
@@ -116,35 +125,50 @@ def target_of(task: Task, outcomes: Sequence[Outcome]) -> tuple[str, float]:
     return name, found[name]
 
 
-def rows(task: Task, outcomes: Sequence[Outcome], target: float) -> list[Row]:
+def rows(task: Task, outcomes: Sequence[Outcome], setter: str, target: float) -> list[Row]:
     """One a contender that has finished runs, in the task's order.
 
     The target is a mean over seeds, so that a seed of the optimizer which set it may miss it: means are over the seeds
-    that reached it, and ``reached`` says how many.
+    that reached it, and ``reached`` says how many. Where seeds scatter that favours the setter, of which only the lucky
+    ones count; so each seed is compared by itself too, with the setter's best value from the same initial weights and
+    batch order, which the setter reaches by definition.
     """
+    setters = {each.seed: each for each in outcomes if each.contender == setter}
     found = []
     for contender in task.contenders:
         own = [each for each in outcomes if each.contender == contender.name]
         if not own:
             continue
         hits = [line for each in own if (line := first_reached(task, each, target)) is not None]
-        mean = statistics.fmean if hits else _nothing
+        pairs = [pair for each in own if each.seed in setters and (pair := _pair(task, each, setters[each.seed]))]
         found.append(
             Row(
                 contender.name,
                 tuple(best(task, each) for each in own),
-                mean([line["epoch"] for line in hits]),
-                mean([line["step"] for line in hits]),
-                mean([without_compiling(line) for line in hits]),
-                mean([line["seconds"] for line in hits]),
+                _mean([line["epoch"] for line in hits]),
+                _mean([line["step"] for line in hits]),
+                _mean([without_compiling(line) for line in hits]),
+                _mean([line["seconds"] for line in hits]),
                 len(hits),
                 statistics.fmean([each.refreshes for each in own]),
                 max(each.peak for each in own),
+                _mean([epochs for epochs, _ in pairs]),
+                _mean([seconds for _, seconds in pairs]),
+                len(pairs),
             )
         )
     return found
 
 
-def _nothing(_: Sequence[float]) -> None:
-    """The mean of no numbers."""
-    return None
+def _pair(task: Task, outcome: Outcome, setter: Outcome) -> tuple[float, float] | None:
+    """Times the setter's epochs and seconds to its own best value, with one seed; None where that is not reached."""
+    own = best(task, setter)
+    base, line = first_reached(task, setter, own), first_reached(task, outcome, own)
+    if base is None or line is None:
+        return None
+    return line["epoch"] / base["epoch"], without_compiling(line) / without_compiling(base)
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    """None of no numbers."""
+    return statistics.fmean(values) if values else None

@@ -78,7 +78,7 @@ def test_the_best_first_order_optimizer_sets_the_target():
 
 
 def test_time_to_target_by_hand():
-    rows = {row.contender: row for row in results.rows(AUTOENCODER, RUNS, 5.0)}
+    rows = {row.contender: row for row in results.rows(AUTOENCODER, RUNS, "adam", 5.0)}
     assert list(rows) == ["momentum", "adam", "thor", "kfac"]
     thor = rows["thor"]  # epochs 1 and 0.5
     assert (thor.epochs, thor.steps, thor.seconds, thor.seconds_with_compiling) == (0.75, 7.5, 7.5, 27.5)
@@ -86,8 +86,21 @@ def test_time_to_target_by_hand():
     assert rows["adam"].reached == 1 and rows["adam"].epochs == 1.5 and rows["adam"].value == 5.0
     assert rows["kfac"].reached == 0 and rows["kfac"].epochs is None
     text = picture.markdown(AUTOENCODER, list(rows.values()), "adam", 5.0)
-    assert "| thor | 3.000 ± 0.000 | 0.75 (0.50 x) | 8 (0.50 x) | 28 (1.62 x) | 2 of 2 | 8 | 1024 |" in text
-    assert "| kfac | 7.000 ± 0.000 | not reached | not reached | not reached | 0 of 1 | 8 | 1024 |" in text
+    pairs = "0.62 x, 0.62 x (2 of 2)"
+    assert f"| thor | 3.000 ± 0.000 | 0.75 (0.50 x) | 8 (0.50 x) | 28 (1.62 x) | 2 of 2 | {pairs} | 8 | 1024 |" in text
+    missed = "not reached"
+    assert f"| kfac | 7.000 ± 0.000 | {missed} | {missed} | {missed} | 0 of 1 | {missed} | 8 | 1024 |" in text
+
+
+def test_each_seed_against_the_setters_own_best_value():
+    """Adam's seed 2 never reaches the mean of 5, and counts nowhere above; its own 6.0 after two epochs does."""
+    rows = {row.contender: row for row in results.rows(AUTOENCODER, RUNS, "adam", 5.0)}
+    pairs = {name: (row.own_epochs, row.own_seconds, row.own_reached) for name, row in rows.items()}
+    assert pairs["adam"] == (1.0, 1.0, 2), "its own best value by definition"
+    assert pairs["thor"] == ((1.5 / 1.5 + 0.5 / 2.0) / 2, (15.0 / 15.0 + 5.0 / 20.0) / 2, 2)
+    assert pairs["momentum"] == pairs["kfac"] == (None, None, 0)
+    alone = {row.contender: row for row in results.rows(AUTOENCODER, [*RUNS[:2], RUNS[4]], "adam", 5.0)}
+    assert alone["thor"].own_reached == 0, "a seed with which the setter was not trained has no pair"
 
 
 def test_what_is_compiled_after_the_target_was_reached_does_not_shorten_the_way_to_it():
@@ -95,7 +108,7 @@ def test_what_is_compiled_after_the_target_was_reached_does_not_shorten_the_way_
         {"epoch": i, "step": 10 * i, "test_error": 6.0 - i, "seconds": 3.0 + 10.0 * i, "compiling": 3.0 + 8.0 * (i > 1)}
         for i in (1, 2)
     ]
-    (row,) = results.rows(AUTOENCODER, [Outcome("adam", 1, tuple(lines), 8, 2**30)], 5.0)
+    (row,) = results.rows(AUTOENCODER, [Outcome("adam", 1, tuple(lines), 8, 2**30)], "adam", 5.0)
     assert (row.seconds, row.seconds_with_compiling) == (10.0, 13.0)
 
 
