@@ -292,25 +292,6 @@ def tapped_cells(net: nn.Cell) -> Iterator[tuple[str, nn.Cell]]:
             yield name, cell
 
 
-def check_attached(net: nn.Cell, layers: Iterable[Any]) -> None:
-    """Raise if the network is no longer what these layers (:class:`thor.layers.Layer`) were attached to."""
-    present = {id(cell): name for name, cell in tapped_cells(net)}
-    owned = set()  # a normalisation layer's Cell is in two of them
-    for layer in layers:
-        for cell in layer.cells:
-            owned.add(id(cell))
-            if id(cell) not in present:
-                raise RuntimeError(
-                    f"layer {layer.name} is no longer part of the network: it was replaced or detached after THOR "
-                    f"was attached; make a new THOR for the changed network (thor.detach(net) first)"
-                )
-            if weight_in(cell, layer.kind) is not layer.weight:
-                raise RuntimeError(f"layer {layer.name} has a new weight Parameter since THOR was attached")
-    stranger = next((name for key, name in present.items() if key not in owned), None)
-    if stranger is not None:
-        raise RuntimeError(f"layer {stranger} belongs to another THOR optimizer")
-
-
 def detach(net: nn.Cell) -> int:
     """Leave the network as it was before THOR; returns the number of layers restored."""
     cells = [cell for _, cell in tapped_cells(net)]

@@ -13,6 +13,7 @@ Convolutions on a CPU
 
 from __future__ import annotations
 
+import ctypes
 import os
 import warnings
 from functools import lru_cache
@@ -39,6 +40,8 @@ _STACK = 256 * 2**20
 
 #: oneDNN instruction-set caps under which the native convolution is the fast AVX2 one.
 _CAPS_BELOW_AVX512 = {"SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2"}
+_CAP_VARIABLES = ("DNNL_MAX_CPU_ISA", "ONEDNN_MAX_CPU_ISA")
+_AVX512_BIT = 0x20  # of dnnl_cpu_isa_t, in every set from avx512_core on
 
 
 def _is_present(target: str) -> bool:
@@ -135,36 +138,39 @@ def convolution_path() -> str:
         if asked not in CONVOLUTIONS:
             raise ValueError(f"{CONVOLUTION_VARIABLE} must be one of {', '.join(CONVOLUTIONS)}, but got {asked!r}")
         return asked
-    cap = (os.environ.get("DNNL_MAX_CPU_ISA") or os.environ.get("ONEDNN_MAX_CPU_ISA") or "").upper()
-    if current() == "CPU" and _has_avx512() and cap not in _CAPS_BELOW_AVX512:
+    if current() == "CPU" and _has_avx512() and not _capped():
         return "patches"
     return "native"
 
 
-def limit_instruction_set(isa: str = "AVX2") -> None:
-    """Cap oneDNN's instruction set for this process: the other cure for slow convolutions (products get slower).
-
-    It works only before MindSpore runs its first operator; after that a warning says what to do.
-    """
-    if os.environ.get("DNNL_MAX_CPU_ISA", "").upper() == isa.upper():
-        return
-    if _operators_ran():
-        warnings.warn(
-            f"DNNL_MAX_CPU_ISA={isa} comes too late: MindSpore has already used oneDNN in this process. "
-            f"Set it in the shell (DNNL_MAX_CPU_ISA={isa} python ...), or leave convolutions to "
-            f"thor.device.fast_convolutions(net), which needs no setting.",
-            stacklevel=2,
-        )
-        return
-    os.environ["DNNL_MAX_CPU_ISA"] = isa
-
-
-def _operators_ran() -> bool:
-    """Whether oneDNN may have read its setting: its kernels are mapped once the CPU backend has loaded."""
-    try:
-        return "dnnl" in Path("/proc/self/maps").read_text(encoding="ascii", errors="ignore")
-    except OSError:
+def _capped() -> bool:
+    """Whether oneDNN keeps below AVX-512. It reads its setting once; one that came after that is warned of."""
+    name = next((name for name in _CAP_VARIABLES if os.environ.get(name)), None)
+    if name is None or os.environ[name].upper() not in _CAPS_BELOW_AVX512:
+        return False
+    in_effect = _instruction_sets()
+    if in_effect is None or not in_effect & _AVX512_BIT:
         return True
+    warnings.warn(
+        f"{name}={os.environ[name]} comes too late: MindSpore has already used oneDNN in this process. Convolutions "
+        f"run as patches times weights instead, which need no setting; to have the setting, give it in the shell "
+        f"({name}={os.environ[name]} python ...)",
+        stacklevel=4,
+    )
+    return False
+
+
+def _instruction_sets() -> int | None:
+    """What oneDNN itself says that it may use, one bit a set; None where MindSpore has not loaded it, or another one.
+
+    Asking fixes the setting, as the first operator would.
+    """
+    try:
+        lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="ignore").splitlines()
+        path = next((line.split()[-1] for line in lines if "libdnnl" in line), None)
+        return None if path is None else int(ctypes.CDLL(path).dnnl_get_effective_cpu_isa())
+    except (OSError, AttributeError):
+        return None
 
 
 def fast_convolutions(net: ms.nn.Cell) -> int:

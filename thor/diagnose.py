@@ -47,10 +47,27 @@ def first_bad_layer(
             if name and not list(cell.cells()):
                 handles.append(cell.register_forward_hook(watch(name)))
         output = net(*inputs[:-1]) if loss_fn is not None else net(*inputs)
-        if not bad and loss_fn is not None and not is_finite(loss_fn(output, inputs[-1])):
+        if bad:
+            return bad[0]
+        if loss_fn is not None and not is_finite(loss_fn(output, inputs[-1])):
             return "every layer's output is finite, the loss is not"
+        return _first_bad_gradient(net, loss_fn, list(weights), inputs)
     finally:
         for handle in handles:
             handle.remove()
         ms.set_context(mode=mode)
-    return bad[0] if bad else "the loss is finite, gradients are not: the backward pass overflows"
+
+
+def _first_bad_gradient(
+    net: nn.Cell, loss_fn: Callable[..., Tensor] | None, weights: list[Parameter], inputs: tuple[Any, ...]
+) -> str:
+    """The backward pass comes from the end: of the weights with a bad gradient the last one in the network's order."""
+
+    def forward(*values):
+        return net(*values) if loss_fn is None else loss_fn(net(*values[:-1]), values[-1])
+
+    gradients = ms.grad(forward, None, weights)(*inputs)
+    bad = [w.name for w, gradient in zip(weights, gradients, strict=True) if not is_finite(gradient)]
+    if not bad:
+        return "loss and gradients are finite without the loss scale, which makes them overflow: start with a lower one"
+    return f"the loss is finite; on the way back the gradient of weight {bad[-1]} is the first that is not"

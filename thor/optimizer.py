@@ -23,6 +23,7 @@ from thor.profile.records import Profile
 from thor.records import LayerRecord, describe_optimizer, describe_plan, log_layers, plan_parameter
 from thor.refresh import Decision, RefreshRecord, TraceRule
 from thor.state import gathered_state, load_state
+from thor.structure import Structure
 
 logger = logging.getLogger("thor")
 
@@ -146,6 +147,7 @@ class THOR(nn.Cell):
         held = [ranks is None or column == ranks.own_column for column in self._column_of]
         self._captured = [Layer(t, plan, held=own, share=share) for t, own in zip(targets, held, strict=True)]
         convolution.forget_graphs(self._net)
+        self.structure = Structure(self._net, self._captured)
 
     def _take_profile(self, profile: Profile | None) -> None:
         """Adopt the plan that a profile chose, if there is one."""
@@ -271,10 +273,6 @@ class THOR(nn.Cell):
         )
 
     # -- what TrainStep asks -------------------------------------------------------------------------------------
-
-    def check_attached(self) -> None:
-        """Raise if the network is no longer what this optimizer was attached to."""
-        capture.check_attached(self._net, self._captured)
 
     @property
     def active_layers(self) -> list[int]:

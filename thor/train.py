@@ -107,8 +107,7 @@ class TrainStep(nn.Cell):
             self._bind()
         self._notice_loading()
         self._open_ports(False)
-        if optimizer.refreshes_now or not self._compiled:
-            optimizer.check_attached()
+        optimizer.structure.check()
         optimizer.set_learning_rate()
         gathering = optimizer.gathers_now
         if gathering:

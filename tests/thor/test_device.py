@@ -1,3 +1,7 @@
+import os
+import re
+import subprocess
+import sys
 import warnings
 
 import mindspore as ms
@@ -112,6 +116,7 @@ def test_convolutions_run_as_patches_only_where_the_native_kernel_is_slow(
 ):
     monkeypatch.setattr(device, "current", lambda: target)
     monkeypatch.setattr(device, "_has_avx512", lambda: avx512)
+    monkeypatch.setattr(device, "_instruction_sets", lambda: None)  # it has not read its setting yet
     if cap:
         monkeypatch.setenv(variable, cap)
     assert device.convolution_path() == path
@@ -141,22 +146,44 @@ def test_the_cpus_flags_are_read_from_the_system(monkeypatch):
     device._has_avx512.cache_clear()
 
 
-def test_an_instruction_set_setting_that_comes_too_late_warns_with_the_cure(monkeypatch):
-    nn.Conv2d(2, 2, 3)(Tensor(np.ones((1, 2, 4, 4), np.float32))).asnumpy()  # oneDNN has read its setting by now
-    assert device._operators_ran()
-    with pytest.warns(UserWarning, match="DNNL_MAX_CPU_ISA=AVX2 comes too late.*fast_convolutions"):
-        device.limit_instruction_set("AVX2")
+@pytest.mark.parametrize(
+    ("in_effect", "path"), [(None, "native"), (0x7, "native"), (0x1F, "native"), (0x27, "patches"), (0x1EF, "patches")]
+)
+def test_an_instruction_set_setting_that_comes_too_late_warns_with_the_cure(in_effect, path, monkeypatch):
+    monkeypatch.setattr(device, "current", lambda: "CPU")
+    monkeypatch.setattr(device, "_has_avx512", lambda: True)
+    monkeypatch.setattr(device, "_instruction_sets", lambda: in_effect)
     monkeypatch.setenv("DNNL_MAX_CPU_ISA", "AVX2")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        device.limit_instruction_set("AVX2")  # set already: nothing to say
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert device.convolution_path() == path
+    late = "DNNL_MAX_CPU_ISA=AVX2 comes too late: .*patches.*DNNL_MAX_CPU_ISA=AVX2 python"
+    assert [bool(re.match(late, str(w.message))) for w in caught] == [True] * (path == "patches")
 
 
-def test_an_instruction_set_setting_in_time_is_set(monkeypatch):
-    monkeypatch.setattr(device, "_operators_ran", lambda: False)
-    monkeypatch.setenv("DNNL_MAX_CPU_ISA", "")
-    device.limit_instruction_set("AVX2")
-    assert device.os.environ["DNNL_MAX_CPU_ISA"] == "AVX2"
+IN_ITS_OWN_PROCESS = """
+import os, sys
+import numpy as np
+import mindspore as ms
+ms.set_device("CPU")
+x = ms.Tensor(np.ones((4, 4), np.float32))
+if sys.argv[1] == "late":
+    ms.ops.matmul(x, x).asnumpy()
+    os.environ["DNNL_MAX_CPU_ISA"] = "AVX2"
+from thor import device
+print(device.convolution_path())
+"""
+
+
+@pytest.mark.parametrize("when", ["in time", "late"])
+def test_onednn_is_asked_what_it_took_up(when):
+    """Where the processor has no AVX-512 there is nothing to cap: native, and no warning."""
+    environment = os.environ | ({"DNNL_MAX_CPU_ISA": "AVX2"} if when == "in time" else {})
+    job = subprocess.run([sys.executable, "-c", IN_ITS_OWN_PROCESS, when], capture_output=True, text=True,
+                         env=environment, timeout=120, check=True)  # fmt: skip
+    late = when == "late" and device._has_avx512()
+    assert job.stdout.split()[-1] == ("patches" if late else "native")
+    assert ("comes too late" in job.stderr) == late
 
 
 @pytest.mark.parametrize(("path", "changed"), [("patches", 1), ("native", 0)])

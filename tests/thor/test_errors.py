@@ -126,20 +126,27 @@ def test_attaching_twice_is_refused_with_the_cure():
         THOR(net, 0.1, 0.1)
 
 
-def test_a_network_changed_after_attaching_is_refused_with_the_layers_name():
+@pytest.mark.parametrize("steps", [0, 1])
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda net: net.layers.__setitem__(1, nn.Dense(4, 3)), "layer layers.1 is no longer part of the network"),
+        (lambda net: setattr(net.layers[0], "weight", Parameter(Tensor(np.ones((4, 5), np.float32)), name="other")),
+         "layer layers.0 has a new weight"),
+        (lambda net: net.layers.append(nn.Dense(3, 3)), r"changed since .*: layers has a new member 2 \(Dense\)"),
+        (lambda net: setattr(net, "tanh", nn.ReLU()), r"changed since .*: the network itself has another tanh \(ReLU\)"),
+        (lambda net: net.__delattr__("tanh"), r"changed since .*: the network itself has lost its member tanh \(Tanh\)"),
+    ],
+    ids=["captured layer", "weight", "added", "replaced", "taken away"],
+)  # fmt: skip
+def test_a_network_changed_after_attaching_is_refused_at_the_next_step_with_the_layers_name(change, words, steps):
+    """The next refresh is far away: a compiled step would go on with the old layers until then."""
     net = Mlp()
-    _, step = make(net)
-    net.layers[1] = nn.Dense(4, 3)
-    with pytest.raises(RuntimeError, match="layer layers.1 is no longer part of the network.*make a new THOR"):
+    _, step = make(net, interval=100)
+    for _ in range(steps):
         step(*batch())
-
-
-def test_a_weight_replaced_after_attaching_is_refused_with_the_layers_name():
-    net = Mlp()
-    _, step = make(net)
-    step(*batch())
-    net.layers[0].weight = Parameter(net.layers[0].weight.asnumpy(), name="other")
-    with pytest.raises(RuntimeError, match="layer layers.0 has a new weight"):
+    change(net)
+    with pytest.raises(RuntimeError, match=f"{words}.*make a new THOR"):
         step(*batch())
 
 
@@ -276,6 +283,27 @@ def test_the_error_names_a_bad_loss():
 
     _, step = make(Mlp(), loss_fn=log_loss, max_bad_steps=1)
     with pytest.raises(FloatingPointError, match="every layer's output is finite, the loss is not"):
+        step(*batch())
+
+
+class Root(nn.Cell):
+    def construct(self, x):
+        return ms.ops.sqrt(x)
+
+
+def test_the_error_names_where_the_backward_pass_went_bad():
+    """The root of 0 is 0, its slope infinite: the last layer's gradients are finite, those before it are not."""
+    net = nn.SequentialCell(nn.Dense(5, 4), nn.Dense(4, 4), Root(), nn.Dense(4, 3))
+    for weight in (net[1].weight, net[1].bias):
+        weight.set_data(ms.ops.zeros_like(weight))
+    _, step = make(net, max_bad_steps=1)
+    with pytest.raises(FloatingPointError, match="the loss is finite; .* gradient of weight 1.bias is the first"):
+        step(*batch())
+
+
+def test_the_error_names_a_loss_scale_that_overflows():
+    _, step = make(Mlp(), max_bad_steps=1, loss_scale=3e38)
+    with pytest.raises(FloatingPointError, match="finite without the loss scale, .*: start with a lower one"):
         step(*batch())
 
 

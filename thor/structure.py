@@ -1,0 +1,65 @@
+"""Whether a network is still the one that THOR was attached to: the same Cells and Parameters, object by object.
+
+A compiled step goes on with the Cells it was compiled from: whoever replaces a layer would train the old one without
+knowing. So the network's members are compared before every step, a pointer each: 0.2 ms for ResNet-50.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from mindspore import nn
+
+from thor.capture import tapped_cells, weight_in
+
+CURE = "make a new THOR for the changed network (thor.detach(net) first)"
+
+
+class Structure:
+    """The members of every Cell of a network, and the layers (:class:`thor.layers.Layer`) that were captured in it."""
+
+    def __init__(self, net: nn.Cell, layers: Iterable[Any]):
+        self.net, self.layers = net, tuple(layers)
+        self.members = [
+            (name, members, dict(members))
+            for name, cell in net.cells_and_names() for members in (cell._cells, cell._params)
+        ]  # fmt: skip
+
+    def check(self) -> None:
+        """Raise if anything was added, taken away, replaced or detached."""
+        captured = all("thor_original" in vars(cell) for layer in self.layers for cell in layer.cells)
+        if captured and all(_same(now, then) for _, now, then in self.members):
+            return
+        self._check_layers()
+        changes = (_change(name, now, then) for name, now, then in self.members if not _same(now, then))
+        raise RuntimeError(f"the network has changed since THOR was attached: {next(changes)}; {CURE}")
+
+    def _check_layers(self) -> None:
+        """The captured layers first, by name."""
+        present = {id(cell) for _, cell in tapped_cells(self.net)}
+        for layer in self.layers:
+            if any(id(cell) not in present for cell in layer.cells):
+                raise RuntimeError(
+                    f"layer {layer.name} is no longer part of the network: it was replaced or detached after THOR "
+                    f"was attached; {CURE}"
+                )
+            if any(weight_in(cell, layer.kind) is not layer.weight for cell in layer.cells):
+                raise RuntimeError(f"layer {layer.name} has a new weight Parameter since THOR was attached; {CURE}")
+
+
+def _same(now: Mapping[str, Any], then: Mapping[str, Any]) -> bool:
+    return len(now) == len(then) and all(now.get(key) is value for key, value in then.items())
+
+
+def _change(name: str, now: Mapping[str, Any], then: Mapping[str, Any]) -> str:
+    """The first difference of one Cell's members, in words."""
+    place = name or "the network itself"
+    added = next((key for key in now if key not in then), None)
+    if added is not None:
+        return f"{place} has a new member {added} ({type(now[added]).__name__})"
+    gone = next((key for key in then if key not in now), None)
+    if gone is not None:
+        return f"{place} has lost its member {gone} ({type(then[gone]).__name__})"
+    replaced = next(key for key in then if now[key] is not then[key])
+    return f"{place} has another {replaced} ({type(now[replaced]).__name__})"
