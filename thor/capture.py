@@ -29,13 +29,11 @@ from thor.taps import Features, InputTap, OutputTap, Port, Statistics, TappedCon
 #: A Cell of another class that computes x W^T (+ bias) says so by this class attribute: ``thor_kind = "dense"``.
 #: It matters for a decoder that shares an embedding's table.
 KIND_ATTRIBUTE = "thor_kind"
-NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.LayerNorm)
+NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.LayerNorm)  # BatchNorm3d has a BatchNorm2d inside
 _TAPPED: dict[Any, Any] = {nn.Dense: TappedDense, nn.Conv2d: TappedConv2d}
 _BASES = (nn.Dense, nn.Conv2d, nn.Embedding, *NORMS)
-_ATTRIBUTES = (
-    "thor_input", "thor_output", "thor_geometry", "thor_as_patches", "thor_plain", "thor_scale", "thor_shift",
-    "thor_original",
-)  # fmt: skip
+PORTS = ("thor_input", "thor_output", "thor_scale", "thor_shift")
+_ATTRIBUTES = (*PORTS, "thor_geometry", "thor_as_patches", "thor_plain", "thor_original")
 
 
 @dataclass(frozen=True)
@@ -100,18 +98,21 @@ def _reason_against_norm(cell: nn.Cell, base: type) -> str | None:
         return None if len(cell.normalized_shape) == 1 else f"normalises over {len(cell.normalized_shape)} axes"
     if cell.use_batch_statistics is False:
         return "normalises with moving statistics"
-    return None if getattr(cell, "data_format", "NCHW") in ("NCHW", "NCDHW") else f"data_format {cell.data_format}"
+    return None if getattr(cell, "data_format", "NCHW") == "NCHW" else f"data_format {cell.data_format}"
 
 
 def find(net: nn.Cell, skip: Iterable[str] = (), norms: bool = False) -> tuple[list[Target], list[LeftOut]]:
     """What of a network can be captured, and the layers with weights that cannot.
 
     ``skip`` holds regular expressions; one that matches a layer's name leaves it out. Cells that share one weight are
-    one target, named after the first. ``norms`` tells whether normalisation layers are captured.
+    one target, named after the first; a weight that is used by a Cell which is left out is left out whole, for its
+    gradient comes from uses of which the factors would know nothing. ``norms`` tells whether normalisation layers are
+    captured.
     """
     patterns = [re.compile(pattern) for pattern in skip]
     groups: dict[int, list[tuple[str, nn.Cell]]] = {}
     left_out: list[LeftOut] = []
+    elsewhere: dict[int, str] = {}  # Parameters of Cells that are left out
     tables = {id(cell.embedding_table) for _, cell in net.cells_and_names() if _base_of(cell) is nn.Embedding}
     for name, cell in net.cells_and_names():
         own = [p for p in cell._params.values() if p is not None]
@@ -123,8 +124,13 @@ def find(net: nn.Cell, skip: Iterable[str] = (), norms: bool = False) -> tuple[l
             groups.setdefault(id(_weights_of(cell, base)[0]), []).append((name, cell))
         else:
             left_out.append(LeftOut(name or type(net).__name__, type(cell).__name__, reason or ""))
+            elsewhere |= {id(p): left_out[-1].name for p in own}
     targets: list[Target] = []
-    for members in groups.values():
+    for weight, members in groups.items():
+        if weight in elsewhere:
+            why = f"{elsewhere[weight]}, which is left out, has its weight too"
+            left_out += [LeftOut(name, type(cell).__name__, why) for name, cell in members]
+            continue
         found, others = _targets_of(members)
         targets += found
         left_out += others
@@ -146,14 +152,10 @@ def _targets_of(members: list[tuple[str, nn.Cell]]) -> tuple[list[Target], list[
         biases = [LeftOut(f"{n}.bias", type(c).__name__, "bias of a tied decoder") for n, c in members
                   if getattr(c, "bias", None) is not None]  # fmt: skip
         return [tied], biases
-    strays = [(n, c) for n, c in members if _base_of(c) is None]
-    if strays:
-        return [], [LeftOut(n, type(c).__name__, "its embedding is not captured") for n, c in strays]
     form = _target(name, first)
-    alike = [cell for member, cell in members if _same_form(_target(member, cell), form)]
-    others = [LeftOut(n, type(c).__name__, f"shares {form.name}'s weight in another form")
-              for n, c in members if not any(c is cell for cell in alike)]  # fmt: skip
-    return [_target(name, *alike)], others
+    if all(_same_form(_target(member, cell), form) for member, cell in members[1:]):
+        return [_target(name, *(cell for _, cell in members))], []
+    return [], [LeftOut(n, type(c).__name__, f"{form.name}'s weight is used in several forms") for n, c in members]
 
 
 def _target(name: str, *cells: nn.Cell) -> Target:

@@ -20,7 +20,7 @@ from thor.options import inner_optimizer, read_options
 from thor.parameters import float_parameter, int_parameter, read, write
 from thor.profile import auto
 from thor.profile.records import Profile
-from thor.records import LayerRecord, describe_optimizer, describe_plan, log_layers, plan_parameter
+from thor.records import LayerRecord, describe_optimizer, log_layers, plan_parameter
 from thor.refresh import Decision, RefreshRecord, TraceRule
 from thor.state import gathered_state, load_state
 from thor.structure import Structure
@@ -177,7 +177,7 @@ class THOR(nn.Cell):
     def _name_state(self, scale: float) -> None:
         """Everything training depends on, as Parameters; the plan first, for it checks what is loaded."""
         layers = self._captured
-        self.plan = plan_parameter(describe_plan(self.options.plan, layers), lambda: self.options.auto)
+        self.plan = plan_parameter(self.options.plan, layers, lambda: self.options.auto)
         self.curvature = ParameterTuple([p for y in layers for f in (y.a, y.g) for p in f.parameters])
         self.step_count = int_parameter("step", 0)
         self.next_refresh = int_parameter("next_refresh", 0)

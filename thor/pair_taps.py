@@ -54,7 +54,7 @@ class EmbeddingTap(PairTap):
 
 
 class NormTap(PairTap):
-    """G: the diagonal Fisher of the scale or of the shift of a normalisation; A stays as it is."""
+    """G: the diagonal Fisher of the scale or of the shift of a normalisation; A is 1."""
 
     def __init__(self, kind: str, is_scale: bool, epsilon: float):
         super().__init__()
@@ -69,7 +69,7 @@ class NormTap(PairTap):
                 gradient = gradient * factors.batch_normalized(x, self.epsilon)
         fisher = factors.diagonal_fisher(factors.per_example(gradient, self.channel_last))
         return (
-            dout, ops.zeros_like(x), ops.zeros_like(a_blocks), ops.zeros_like(a_probe), ops.zeros_like(a_uses),
+            dout, ops.zeros_like(x), ops.ones_like(a_blocks), ops.zeros_like(a_probe), ops.ones_like(a_uses),
             fisher, ops.zeros_like(g_probe), ops.ones_like(g_uses),
         )  # fmt: skip
 

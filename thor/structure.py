@@ -11,7 +11,7 @@ from typing import Any
 
 from mindspore import nn
 
-from thor.capture import tapped_cells, weight_in
+from thor.capture import PORTS, tapped_cells, weight_in
 
 CURE = "make a new THOR for the changed network (thor.detach(net) first)"
 
@@ -25,13 +25,19 @@ class Structure:
             (name, members, dict(members))
             for name, cell in net.cells_and_names() for members in (cell._cells, cell._params)
         ]  # fmt: skip
+        self.ports = [
+            (vars(cell), slot, vars(cell)[slot])
+            for layer in self.layers for cell in layer.cells for slot in PORTS if slot in vars(cell)
+        ]  # fmt: skip
 
     def check(self) -> None:
         """Raise if anything was added, taken away, replaced or detached."""
-        captured = all("thor_original" in vars(cell) for layer in self.layers for cell in layer.cells)
+        captured = all(slots.get(slot) is port for slots, slot, port in self.ports)
         if captured and all(_same(now, then) for _, now, then in self.members):
             return
         self._check_layers()
+        if not captured:
+            raise RuntimeError("the network belongs to another THOR optimizer, which was made after this one")
         changes = (_change(name, now, then) for name, now, then in self.members if not _same(now, then))
         raise RuntimeError(f"the network has changed since THOR was attached: {next(changes)}; {CURE}")
 

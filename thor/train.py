@@ -9,15 +9,18 @@ The host decides which of a few compiled functions run; no graph holds a decisio
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
+from first_order.optimizer import FirstOrder
 from thor import device
 from thor.accumulation import Adder, Clearer, Values
+from thor.agreement import settings_to_share
 from thor.blocks import check_int
 from thor.compiled import over
 from thor.diagnose import first_bad_layer
@@ -72,17 +75,15 @@ class TrainStep(nn.Cell):
         ranks = optimizer.ranks
         self._update = Update(optimizer.inner, optimizer._captured, options.clip, decay, options.clip_each, ranks)
         if ranks is not None:
-            settings = {"block plan": optimizer.plan.asnumpy().tobytes(), "sharing": ranks.sharing,
-                        "refresh": options.refresh, "factor_decay": options.factor_decay,
-                        "factor_share": options.factor_share, "clip": options.clip,
-                        "clip_each": options.clip_each, "accumulate": self.accumulate}  # fmt: skip
-            same_everywhere(ranks, settings)
+            same_everywhere(ranks, settings_to_share(optimizer, self.accumulate))
             ranks.copy_first(list(self.network.get_parameters()))
         self._in_graph = optimizer.active_layers
         self._compiled: dict[str, Callable[..., Any]] = {}
         self._state = [*self.network.get_parameters(), *optimizer.get_parameters()]
         self._storage: list[int] = []
+        self._sums_storage: list[int] = []
         self._averaged: dict[str, int] = {}  # bytes of the means over ranks, by kind of step
+        self.sums = ()
         if self.accumulate > 1:
             self._make_accumulators()
 
@@ -108,6 +109,8 @@ class TrainStep(nn.Cell):
         self._notice_loading()
         self._open_ports(False)
         optimizer.structure.check()
+        if isinstance(optimizer.inner, FirstOrder):
+            optimizer.inner.prepare()
         optimizer.set_learning_rate()
         gathering = optimizer.gathers_now
         if gathering:
@@ -115,7 +118,7 @@ class TrainStep(nn.Cell):
         step = self._accumulated_step if self.accumulate > 1 else self._whole_step
         loss, finite = step(gathering, Tensor(optimizer.scale.asnumpy().copy()), *inputs)
         failed = finite is not None and optimizer.finished(finite)
-        self._storage = self._addresses()
+        self._storage, self._sums_storage = addresses(self._state), addresses(self.sums)
         if failed:
             raise FloatingPointError(self._complaint(inputs))
         return loss
@@ -345,17 +348,20 @@ class TrainStep(nn.Cell):
             for port in layer.ports:
                 port.active = active
 
-    def _addresses(self) -> list[int]:
-        return [parameter.data_ptr() for parameter in self._state]
-
     def _notice_loading(self) -> None:
         """Compile anew if any Parameter got new storage since the last step.
 
         ``load_param_into_net`` and ``set_data`` replace a Parameter's storage, and a compiled function would silently
         go on with the old one (measured with MindSpore 2.10).
         """
-        if self._storage and self._storage != self._addresses():
+        if self._storage and self._storage != addresses(self._state):
             self._compiled.clear()
+            # what MindSpore knows the compiled construct of an nn.Optimizer by, where the step itself is not compiled
+            object.__setattr__(self.optimizer.inner, "_create_time", time.time_ns())
+            self._in_graph = self.optimizer.active_layers  # of the loaded state: some may have been dropped since
+            if self.accumulate > 1 and self._sums_storage == addresses(self.sums):
+                self.micro_step.set_data(Tensor(np.zeros(1, np.int32)))  # the sums are of a step that is no more
+                self._function("clear", self._build_clear)()
 
     def _drop_stopped_layers(self) -> None:
         """Rebuild the curvature functions without stopped layers, once enough of their cost has stopped."""
@@ -374,6 +380,11 @@ class TrainStep(nn.Cell):
             f"{count} steps in a row were not finite, all skipped, training stopped at step {self.optimizer.step}: "
             f"{where}. Lower the learning rate, raise damping, or check the data"
         )
+
+
+def addresses(parameters: Iterable[Parameter]) -> list[int]:
+    """Where Parameters' values lie."""
+    return [parameter.data_ptr() for parameter in parameters]
 
 
 def alone(loss, values, examples):

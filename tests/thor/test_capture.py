@@ -266,14 +266,37 @@ def test_a_layer_that_is_not_among_the_optimized_parameters_is_left_out():
     assert reasons(optimizer) == {"layers.0": "not among the optimizer's parameters"}
 
 
-def test_cells_that_share_a_weight_in_another_form_are_left_out():
-    first, second = nn.Dense(4, 4), nn.Dense(4, 4, has_bias=False)
+class Wrapped(nn.Cell):
+    """A Cell of its own that uses another one's weight."""
+
+    def __init__(self, dense):
+        super().__init__()
+        self.weight = dense.weight
+
+    def construct(self, x):
+        return ms.ops.matmul(x, self.weight)
+
+
+def shared_without_bias(first):
+    second = nn.Dense(4, 4, has_bias=False)
     second.weight = first.weight
-    targets, left_out = capture.find(Chain(first, second))
-    assert [t.name for t in targets] == ["cells_in_order.0"]
-    assert [(x.name, x.reason) for x in left_out] == [
-        ("cells_in_order.1", "shares cells_in_order.0's weight in another form")
-    ]
+    return second
+
+
+@pytest.mark.parametrize(
+    ("make_second", "skip", "why"),
+    [
+        (shared_without_bias, [], ["cells_in_order.0's weight is used in several forms"] * 2),
+        (Wrapped, [], ["this type has no factors here", "cells_in_order.1, which is left out, has its weight too"]),
+        (lambda first: first, ["order.0"], ["matches skip"]),
+        (shared_without_bias, ["order.1"], ["matches skip", "cells_in_order.1, which is left out, has its weight too"]),
+    ],
+)
+def test_a_weight_with_a_use_that_is_not_captured_takes_the_plain_gradient(make_second, skip, why):
+    """Its gradient comes from all uses: factors of some of them would be those of another layer."""
+    first = nn.Dense(4, 4)
+    targets, left_out = capture.find(Chain(first, make_second(first)), skip)
+    assert not targets and [x.reason for x in left_out] == why
 
 
 def test_evaluation_of_a_captured_network_needs_no_step():

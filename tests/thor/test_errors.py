@@ -134,8 +134,8 @@ def test_attaching_twice_is_refused_with_the_cure():
         (lambda net: setattr(net.layers[0], "weight", Parameter(Tensor(np.ones((4, 5), np.float32)), name="other")),
          "layer layers.0 has a new weight"),
         (lambda net: net.layers.append(nn.Dense(3, 3)), r"changed since .*: layers has a new member 2 \(Dense\)"),
-        (lambda net: setattr(net, "tanh", nn.ReLU()), r"changed since .*: the network itself has another tanh \(ReLU\)"),
-        (lambda net: net.__delattr__("tanh"), r"changed since .*: the network itself has lost its member tanh \(Tanh\)"),
+        (lambda net: setattr(net, "tanh", nn.ReLU()), r"changed .*: the network itself has another tanh \(ReLU\)"),
+        (lambda net: net.__delattr__("tanh"), r"changed .*: the network itself has lost its member tanh \(Tanh\)"),
     ],
     ids=["captured layer", "weight", "added", "replaced", "taken away"],
 )  # fmt: skip
@@ -155,6 +155,15 @@ def test_a_network_detached_under_its_optimizer_is_refused():
     _, step = make(net)
     thor.detach(net)
     with pytest.raises(RuntimeError, match="layer layers.0 is no longer part of the network"):
+        step(*batch())
+
+
+def test_a_step_whose_network_has_been_given_to_another_optimizer_is_refused():
+    net = Mlp()
+    _, step = make(net)
+    thor.detach(net)
+    make(net)
+    with pytest.raises(RuntimeError, match="belongs to another THOR optimizer, which was made after this one"):
         step(*batch())
 
 
@@ -194,6 +203,11 @@ def test_an_inner_optimizer_keeps_its_own_settings():
         ({"split": "block"}, {"split": "block+mean"}, ("split 'block' there, 'block+mean' here",)),
         ({"skip": ["layers.0"]}, {}, ("layers 1 there, 2 here", "first 'layers.1' there, 'layers.0' here")),
         ({"block_size": BlockPlan(layers={"x": 8})}, {"block_size": BlockPlan()}, ("exceptions 1 there, 0 here",)),
+        (
+            {"block_size": BlockPlan(layers={"layers.0": 2})},
+            {"block_size": BlockPlan(layers={"layers.1": 2})},
+            ("the first layer that differs in name, size or cut is here layers.0:dense:",),
+        ),
     ],
 )
 def test_a_checkpoint_of_another_plan_is_refused_with_what_differs(theirs, ours, words, tmp_path):
@@ -208,7 +222,8 @@ def test_a_checkpoint_of_another_plan_is_refused_with_what_differs(theirs, ours,
 
 
 @pytest.mark.parametrize(
-    ("theirs", "words"), [(Mixed, "layers 3 there, 2 here"), (lambda: Mlp((5, 8, 3)), "layers differ")]
+    ("theirs", "words"),
+    [(Mixed, "layers 3 there, 2 here"), (lambda: Mlp((5, 4, 8)), "differs .* is here layers.1:dense")],
 )
 def test_a_checkpoint_of_another_network_is_refused(theirs, words, tmp_path):
     path = str(tmp_path / "optimizer.ckpt")

@@ -305,11 +305,12 @@ def test_what_takes_the_plain_gradient_is_listed_with_its_reason():
     assert [(item.name, item.reason) for item in left] == [("embedding", "frozen")]
 
 
-def test_a_decoder_whose_embedding_is_left_out_says_so():
-    found, left = capture.find(Tied(), skip=["embedding"])
+@pytest.mark.parametrize(("skipped", "other"), [("embedding", "decoder"), ("decoder", "embedding")])
+def test_a_tied_table_of_which_one_use_is_left_out_takes_the_plain_gradient(skipped, other):
+    found, left = capture.find(Tied(), skip=[skipped])
     assert not found
     assert {item.name: item.reason for item in left} == {
-        "embedding": "matches skip", "decoder": "its embedding is not captured",
+        skipped: "matches skip", other: f"{skipped}, which is left out, has its weight too",
     }  # fmt: skip
 
 

@@ -136,9 +136,10 @@ def test_in_the_middle_of_an_accumulated_step(tmp_path):
     assert_equal(step, fresh)
 
 
-def test_a_checkpoint_loaded_into_a_running_step_takes_effect(tmp_path):
-    """Compiled graphs go on reading the storage they were compiled with: loading must reach them."""
-    net, optimizer, step = pair(jit=True)(0)
+@pytest.mark.parametrize("jit", [True, False])
+def test_a_checkpoint_loaded_into_a_running_step_takes_effect(jit, tmp_path):
+    """Compiled graphs go on reading the storage they were compiled with, nn.Momentum's too: loading must reach it."""
+    net, optimizer, step = pair(jit=jit)(0)
     run(step, 0, 3, batch)
     for kind, cell in enumerate((net, optimizer)):
         ms.save_checkpoint(cell, str(tmp_path / f"{kind}.ckpt"))
@@ -148,3 +149,35 @@ def test_a_checkpoint_loaded_into_a_running_step_takes_effect(tmp_path):
         ms.load_param_into_net(cell, ms.load_checkpoint(str(tmp_path / f"{kind}.ckpt")))
     assert run(step, 3, 9, batch) == first
     assert all(np.array_equal(v, wanted[n]) for n, v in (values(net) | values(optimizer)).items())
+
+
+def test_loading_into_a_running_step_brings_back_layers_that_have_left_the_curvature_step(tmp_path):
+    """A layer is stopped by hand and leaves; the checkpoint is from before."""
+    _, optimizer, step = pair(refresh=TraceRule.thor_nt(), interval=2)(0)
+    run(step, 0, 1, batch)
+    path = str(tmp_path / "optimizer.ckpt")
+    ms.save_checkpoint(optimizer, path)
+    ms.ops.assign(optimizer.status, ms.Tensor([1, 0], ms.int32))
+    run(step, 1, 5, batch)
+    assert step._in_graph == [1] and [layer.refreshes for layer in optimizer.layers] == [1, 3]
+    ms.load_param_into_net(optimizer, ms.load_checkpoint(path))
+    run(step, 1, 5, batch)
+    assert step._in_graph == [0, 1] and [layer.refreshes for layer in optimizer.layers] == [3, 3]
+
+
+def test_loading_into_a_running_step_drops_a_half_accumulated_one(tmp_path):
+    """The sums are of micro-batches after the checkpoint: the loaded state goes on as it would in a new process."""
+    settings = SETTINGS | {"accumulate": 3}
+    net, fresh_net = Mlp(seed=0), Mlp(seed=1)
+    optimizer, step = make(net, **settings)
+    run(step, 0, 6, batch)
+    paths = [str(tmp_path / f"{kind}.ckpt") for kind in range(2)]
+    for cell, path in zip((net, optimizer), paths, strict=True):
+        ms.save_checkpoint(cell, path)
+    run(step, 6, 8, batch)
+    fresh, fresh_step = make(fresh_net, **settings)
+    for cells in ((net, optimizer), (fresh_net, fresh)):
+        for cell, path in zip(cells, paths, strict=True):
+            ms.load_param_into_net(cell, ms.load_checkpoint(path))
+    assert run(step, 10, 16, batch) == run(fresh_step, 10, 16, batch)
+    assert_equal(optimizer, fresh)

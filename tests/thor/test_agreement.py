@@ -1,0 +1,51 @@
+"""A rank whose settings differ is told which, on all ranks, before a collective waits for ever."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import thor
+from tests.networks import Mlp, make
+from thor.agreement import settings_to_share
+from thor.distributed import same_everywhere
+
+
+class Told:
+    """A rank, and what sums over all ranks answer: given rank 0's message first, then its own count."""
+
+    def __init__(self, rank, answers=()):
+        self.rank, self.answers, self.sent = rank, list(answers), []
+
+    def total(self, values):
+        self.sent.append(values)
+        return self.answers.pop(0) if self.answers else values
+
+
+def settings_of(**options):
+    optimizer, _ = make(Mlp(), **options)
+    optimizer.ranks = SimpleNamespace(sharing=thor.Sharing())
+    return settings_to_share(optimizer, 1)
+
+
+def test_a_rank_with_another_setting_is_refused_by_its_name():
+    settings = settings_of()
+    first = Told(0)
+    same_everywhere(first, settings)
+    same_everywhere(Told(1, first.sent[:1]), settings)
+    for name in settings:
+        with pytest.raises(ValueError, match=f"rank 1: settings must be the same .* rank 0: {name}='another'"):
+            same_everywhere(Told(1, first.sent[:1]), settings | {name: "another"})
+    with pytest.raises(ValueError, match="rank 2: .* another rank's"):  # this one is right, but must not wait
+        same_everywhere(Told(2, [first.sent[0], np.ones(1, np.float32)]), settings)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"interval": 7}, {"interval": lambda step: 7}, {"damping": 0.2}, {"factor_interval": 3}, {"loss_scale": 8.0},
+     {"weight_decay": 0.1}, {"block_size": 2}],
+    ids=str,
+)  # fmt: skip
+def test_what_decides_messages_or_weights_is_among_them(options):
+    mine, theirs = settings_of(), settings_of(**options)
+    assert any(repr(mine[name]) != repr(theirs[name]) for name in mine)
