@@ -19,6 +19,7 @@ from mindspore import Parameter, Tensor, nn
 
 from scripts.errors import UserError, writing
 from scripts.position import Position, checked, describe
+from scripts.whole import write_whole
 from thor import THOR
 
 CHECKPOINT_SUFFIXES = (".ckpt", ".json")
@@ -52,7 +53,7 @@ def _write_pair(folder: Path, tensors: list[dict[str, Any]], position: Position)
     os.replace(temporary, path)
     if position.best_step == position.step and position.best is not None:
         _keep_as_best(path, description)
-    _write(path.with_suffix(".json"), description)
+    write_whole(path.with_suffix(".json"), json.dumps(description, indent=1))
 
 
 def last_step(folder: Path) -> int | None:
@@ -125,14 +126,7 @@ def _keep_as_best(path: Path, description: dict[str, Any]) -> None:
         shutil.copyfile(path, temporary)
     best.with_suffix(".json").unlink(missing_ok=True)
     os.replace(temporary, best)
-    _write(best.with_suffix(".json"), description)
-
-
-def _write(path: Path, description: dict[str, Any]) -> None:
-    """A JSON file that has its name only once complete."""
-    temporary = path.with_name("writing.json")
-    temporary.write_text(json.dumps(description, indent=1))
-    os.replace(temporary, path)
+    write_whole(best.with_suffix(".json"), json.dumps(description, indent=1))
 
 
 def tensors_of(cells: tuple[nn.Cell, ...]) -> list[dict[str, Any]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import os
 import re
 import types
 import typing
@@ -17,6 +16,7 @@ from pydantic_core import ErrorDetails
 
 from scripts.errors import UserError
 from scripts.settings import OF_THOR_FOR_ADAM, TrainSettings
+from scripts.whole import write_whole
 
 BLOCKS = ("thor", "momentum", "adam", "adafactor")
 
@@ -139,10 +139,8 @@ def resolved(settings: TrainSettings) -> dict[str, Any]:
 
 
 def save_config(settings: TrainSettings, path: Path) -> None:
-    """Write the resolved settings as YAML; a kill leaves no half of it."""
-    temporary = path.with_name(f"{path.name}.writing")
-    temporary.write_text(yaml.safe_dump(_without_none(resolved(settings)), sort_keys=False))
-    os.replace(temporary, path)
+    """Write the resolved settings as YAML."""
+    write_whole(path, yaml.safe_dump(_without_none(resolved(settings)), sort_keys=False))
 
 
 def differences(old: TrainSettings, new: TrainSettings) -> list[str]:

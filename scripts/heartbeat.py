@@ -12,6 +12,8 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from scripts.whole import write_whole
+
 VARIABLE = "THOR_HEARTBEATS"
 # What a rank may be doing, in the order of a step.
 STARTING, DATA, STEP, EVALUATION, DONE = "starting", "data", "step", "evaluation", "done"
@@ -59,9 +61,7 @@ class Heart:
         if doing in (DATA, STEP) and step == self._first:
             doing = STARTING
         if self._file:
-            temporary = self._file.with_suffix(".writing")
-            temporary.write_text(json.dumps(asdict(Beat(step, doing, time.monotonic()))))
-            os.replace(temporary, self._file)
+            write_whole(self._file, json.dumps(asdict(Beat(step, doing, time.monotonic()))))
 
     @property
     def orphaned(self) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import statistics
 from collections import Counter
 from collections.abc import Iterable
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.errors import UserError, writing
+from scripts.whole import write_whole
 from thor.run_lines import DECISIONS, SCORES, Line, LinesError, read_lines
 
 METRICS = "metrics.jsonl"
@@ -38,7 +38,7 @@ class Recorder:
         kept = [line for line in read_metrics(folder) if line["step"] <= resume_at] if resume_at is not None else []
         self._path = folder / METRICS
         with writing(self._path, "nothing is trained yet, and what was there is whole"):
-            _write_whole(self._path, "".join(json.dumps(line) + "\n" for line in kept))
+            write_whole(self._path, "".join(json.dumps(line) + "\n" for line in kept))
             self._file = self._path.open("a")
             self._tables = [_Table(folder / name, *about) for name, about in TABLES.items()]
             for line in kept:
@@ -186,12 +186,5 @@ def write_summary(folder: Path, about: Line) -> Line:
         waits = [max(seconds) - min(seconds) for seconds in shared]  # of the fastest rank for the slowest
         summary["skew"] = {"refreshes": len(waits), "median_s": statistics.median(waits), "max_s": max(waits)}
     with writing(folder / SUMMARY, "all else of the run is there, and --resume makes it anew"):
-        _write_whole(folder / SUMMARY, json.dumps(summary, indent=1) + "\n")
+        write_whole(folder / SUMMARY, json.dumps(summary, indent=1) + "\n")
     return summary
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """Write a file that has its name only once complete."""
-    temporary = path.with_suffix(".writing")
-    temporary.write_text(text)
-    os.replace(temporary, path)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import ipaddress
 import json
-import os
 import re
 import sys
 from collections import Counter
@@ -26,6 +25,7 @@ import typer  # noqa: E402
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator  # noqa: E402
 
 from scripts.errors import UserError, run_program  # noqa: E402
+from scripts.whole import write_whole  # noqa: E402
 from thor.json_text import parse  # noqa: E402
 
 
@@ -181,9 +181,7 @@ def make_command(
 ) -> None:
     """Write a table."""
     table = make([parse_host(text) for text in host])
-    temporary = out.with_name(f"{out.name}.writing")
-    temporary.write_text(json.dumps(table.model_dump(), indent=1) + "\n")
-    os.replace(temporary, out)
+    write_whole(out, json.dumps(table.model_dump(), indent=1) + "\n")
     typer.echo(f"wrote {out}: {len(table.server_list)} servers, {len(table.devices)} ranks")
 
 

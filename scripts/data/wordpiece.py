@@ -7,7 +7,6 @@ vocabulary.
 from __future__ import annotations
 
 import hashlib
-import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 from tokenizers.implementations import BertWordPieceTokenizer
 
 from scripts.errors import UserError
+from scripts.whole import write_whole
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")  # their places are their numbers, 0 to 4
 PAD, UNKNOWN, START, END, MASK = range(len(SPECIAL))
@@ -66,7 +66,7 @@ def vocabulary(texts: Sequence[str], size: int, cache: Path) -> Vocabulary:
 
 
 def _build(texts: Sequence[str], size: int, path: Path) -> None:
-    """Build a vocabulary; its file has its final name only once complete."""
+    """Build a vocabulary, and write its file."""
     builder = BertWordPieceTokenizer(lowercase=True)
     starts, continuations = _characters(texts, builder)
     # The library numbers continuations in the order of a hash table, another one in every process, and breaks ties by
@@ -81,11 +81,9 @@ def _build(texts: Sequence[str], size: int, path: Path) -> None:
         show_progress=False,
     )
     finished = BertWordPieceTokenizer(vocab=builder.get_vocab(with_added_tokens=False), lowercase=True)
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(finished.to_str(), encoding="utf-8")
-        os.replace(partial, path)
+        write_whole(path, finished.to_str())
     except OSError as error:
         raise UserError(f"{path}: the vocabulary cannot be written ({error.strerror})") from None
 
