@@ -81,11 +81,11 @@ class Evaluator:
 
         return outputs
 
-    def __call__(self) -> Scores:
-        """Evaluate on the whole source."""
+    def __call__(self, alive: Callable[[], None] = lambda: None) -> Scores:
+        """Evaluate on the whole source; ``alive`` is called once a batch, for who waits for signs of life."""
         self._network.set_train(False)
         try:
-            total, sums = self._over_ranks(list(self._batches()))
+            total, sums = self._over_ranks(list(self._batches(alive)))
         finally:
             self._network.set_train(True)
         means = {name: value / total for name, value in sums.items()} if total else {"loss": np.nan}
@@ -101,9 +101,10 @@ class Evaluator:
         values, known = totals[1 : 1 + len(SUMS)], totals[1 + len(SUMS) :]
         return int(totals[0]), {name: float(values[i]) for i, name in enumerate(SUMS) if known[i]}
 
-    def _batches(self) -> Iterator[tuple[int, dict[str, float]]]:
+    def _batches(self, alive: Callable[[], None]) -> Iterator[tuple[int, dict[str, float]]]:
         """How many examples count in each batch, and the sums of loss and metrics over them."""
         for *inputs, labels in self._source.epoch(0):
+            alive()
             counted = labels >= 0
             if self._reconstructs:
                 yield int(counted.sum()), self._reconstruction(inputs[0][counted])

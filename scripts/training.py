@@ -240,7 +240,7 @@ def _evaluate(run: Run) -> Scores:
     run.heart.beat(run.position.step, heartbeat.EVALUATION)
     _join_statistics(run)
     with run.phases.measure("evaluation"), run.average.in_place() if run.average else nullcontext():
-        scores = run.evaluator()
+        scores = run.evaluator(lambda: run.heart.beat(run.position.step, heartbeat.EVALUATION))
     if scores.better_than(run.position.best):
         run.position = replace(run.position, best=scores.metric[1], best_step=run.position.step)
     return scores

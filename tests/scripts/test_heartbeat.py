@@ -1,9 +1,13 @@
 import os
+from collections import Counter
 
 import pytest
 
 from scripts import heartbeat
 from scripts.heartbeat import DATA, DONE, EVALUATION, STARTING, STEP, Beat, Heart, read
+from scripts.training import train
+from tests.scripts.test_training import quiet
+from tests.scripts.tiny import tiny_settings
 
 
 def test_signs_of_life(tmp_path, monkeypatch):
@@ -39,3 +43,10 @@ def test_orphans_notice(tmp_path, monkeypatch, parent, orphaned):
     heart = Heart(0)
     monkeypatch.setattr(os, "getppid", lambda: parent)
     assert heart.orphaned == orphaned
+
+
+def test_a_long_evaluation_gives_a_sign_of_life_with_every_batch(tmp_path, monkeypatch):
+    beats: Counter[tuple[int, str]] = Counter()
+    monkeypatch.setattr(Heart, "beat", lambda self, step, doing: beats.update([(step, doing)]))
+    train(tiny_settings(tmp_path, "momentum", epochs=1, eval_batch_size=8), console=quiet())
+    assert beats[10, EVALUATION] == 1 + 5  # when it begins, and 40 images in batches of 8
