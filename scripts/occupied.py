@@ -1,4 +1,4 @@
-"""A folder in which one process at a time trains: two would mix their lines and checkpoints."""
+"""A folder in which one process at a time trains: two would mix their lines, checkpoints and logs."""
 
 from __future__ import annotations
 
@@ -14,8 +14,14 @@ LOCK = "lock"
 
 
 @contextmanager
-def occupied(folder: Path, leads: bool) -> Iterator[None]:
-    """Hold the folder, for the rank that writes; the system lets go of it when the process dies, however it does."""
+def occupied(folder: Path, leads: bool, option: str = "--out") -> Iterator[None]:
+    """Hold the folder, for the rank that writes; the system lets go of it when the process dies, however it does.
+
+    Args:
+        folder: What is to be held.
+        leads: Whether this process is the one that writes.
+        option: How another folder is given, for the message.
+    """
     if not leads:
         yield
         return
@@ -28,7 +34,7 @@ def occupied(folder: Path, leads: bool) -> Iterator[None]:
         except OSError as error:
             if error.errno in (errno.EAGAIN, errno.EACCES):
                 raise UserError(
-                    f"{folder}: another process is training in this folder; wait for its end, or give another --out"
+                    f"{folder}: another process is training in this folder; wait for its end, or give another {option}"
                 ) from None
             # a file system without locks: as before there were any
         yield

@@ -1,13 +1,13 @@
 """Train on several devices: python scripts/cluster/launch.py --devices 8 --restarts 3 -- --config FILE [--key value].
 
 What follows `--` goes to scripts/train.py, which every process runs. The output of the host's first rank is shown; all
-logs are in --log-dir. A process that is killed, fails, hangs or leaves early ends the whole job, with one line that
-names the rank and the cause; with --restarts the job then goes on from its last checkpoint. Ctrl-C and SIGTERM end it
-after the step under way, with a checkpoint.
+logs are in --log-dir, which one job at a time has. A process that is killed, fails, hangs or leaves early ends the
+whole job, with one line that names the rank and the cause; with --restarts the job then goes on from its last
+checkpoint. Ctrl-C and SIGTERM end it after the step under way, with a checkpoint.
 
 On several hosts, run the same command on each, with --nodes N, --node-rank R, and --master and --port of host 0; the
-run's folder must be one that all of them share. Restarts count ports up from --port, one for each attempt, so that no
-process meets what an earlier attempt has left.
+run's folder must be one that all of them share, and --log-dir one of each host's own. Restarts count ports up from
+--port, one for each attempt, so that no process meets what an earlier attempt has left.
 
 Exit status: 0; 1 for a failure; 2 for what you must mend; 130 after a request to end.
 """
@@ -30,6 +30,7 @@ import typer  # noqa: E402
 from scripts.cluster.msrun import LOCAL, ROOT, Job, free_port  # noqa: E402
 from scripts.cluster.watch import Attempt, Limits, Outcome  # noqa: E402
 from scripts.errors import UserError, run_program  # noqa: E402
+from scripts.occupied import occupied  # noqa: E402
 from scripts.stopping import answering  # noqa: E402
 
 TRAIN = ROOT / "scripts" / "train.py"
@@ -77,7 +78,7 @@ def launch(
         typer.echo(described(job(0)))
         return
     limits = Limits(hang=hang_seconds, start=start_seconds, grace=grace_seconds)
-    with counting_requests() as asked:
+    with occupied(log_dir, True, "--log-dir"), counting_requests() as asked:
         for attempt in range(restarts + 1):
             outcome = Attempt(job(attempt), limits, lambda: len(asked))()
             if outcome.status != 1 or attempt == restarts:

@@ -11,10 +11,11 @@ import numpy as np
 import psutil
 import pytest
 
-from scripts.cluster.launch import described
+from scripts.cluster.launch import described, launch
 from scripts.cluster.msrun import ROOT, Job
 from scripts.config import save_config
 from scripts.errors import UserError
+from scripts.occupied import occupied
 from scripts.recorder import read_metrics
 from tests.scripts.test_training import last_tensors
 from tests.scripts.tiny import tiny_settings
@@ -134,3 +135,12 @@ def test_the_command_and_its_environment():
 def test_what_is_refused(values, message):
     with pytest.raises(UserError, match=re.escape(message)):
         job(**values)
+
+
+def test_a_second_job_does_not_take_the_logs_of_the_first(tmp_path):
+    beat = tmp_path / "attempt-0" / "heartbeats" / "rank-0.json"
+    beat.parent.mkdir(parents=True)
+    beat.write_text("{}")
+    with occupied(tmp_path, True), pytest.raises(UserError, match="another process .* or give another --log-dir"):
+        launch(["none", "0"], devices=1, log_dir=tmp_path, script=FAULTY)
+    assert beat.is_file()
