@@ -122,9 +122,12 @@ def keep(folder: Path, names: Sequence[str], cache: Path) -> Path:
     """Copy files into the cache, each under its final name only once complete; the cache."""
     cache.mkdir(parents=True, exist_ok=True)
     for name in names:
-        partial = cache / f"{name}.partial"
-        shutil.copyfile(folder / name, partial)
-        os.replace(partial, cache / name)
+        partial = cache / f"{name}.{os.getpid()}.partial"  # of this process: all ranks of a job may fetch
+        try:
+            shutil.copyfile(folder / name, partial)
+            os.replace(partial, cache / name)
+        finally:
+            partial.unlink(missing_ok=True)
     return cache
 
 

@@ -6,7 +6,9 @@ images are for research, and no part of this project.
 
 from __future__ import annotations
 
+import errno
 import importlib.util
+import os
 import re
 import shutil
 from pathlib import Path
@@ -34,11 +36,30 @@ def samples(kind: str) -> list[tuple[Path, int]]:
 def arrange(target: Path) -> Path:
     """Copy the twenty JPEGs to target/train/nXXXXXXXX and target/val/nXXXXXXXX, the same ones in both.
 
-    The folder's number is ImageNet's label and no WordNet number, so that sorted folders are in ImageNet's order.
+    The folder's number is ImageNet's label and no WordNet number, so that sorted folders are in ImageNet's order. The
+    target is there once all of it is, whoever arranges it at the same time.
     """
-    for part in ("train", "val"):
-        for number, (path, label) in enumerate(samples("imagenet")):
-            place = target / part / f"n{label:08d}"
-            place.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, place / f"n{label:08d}_{number}.JPEG")
+    partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
+    try:
+        for part in ("train", "val"):
+            for number, (path, label) in enumerate(samples("imagenet")):
+                place = partial / part / f"n{label:08d}"
+                place.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, place / f"n{label:08d}_{number}.JPEG")
+        _into_place(partial, target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
     return target
+
+
+def _into_place(partial: Path, target: Path) -> None:
+    """Rename a folder, unless another process has just brought its own there."""
+    try:
+        os.replace(partial, target)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        if not (target / "val").is_dir():
+            raise UserError(
+                f"{target}: is not empty, and has no val/; delete it, and it is made anew, or choose another folder"
+            ) from None

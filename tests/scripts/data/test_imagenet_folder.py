@@ -1,3 +1,6 @@
+import os
+import shutil
+
 import pytest
 
 from scripts.data import fetch, imagenet_folder, imagenet_samples
@@ -83,3 +86,41 @@ def test_samples_say_which_command_brings_them(monkeypatch):
     monkeypatch.setattr(imagenet_samples.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match="pip install --no-deps foolbox==3.3.4"):
         imagenet_samples.folder()
+
+
+def test_samples_are_there_as_a_whole_or_not_at_all(tmp_path, monkeypatch):
+    target, copy, copied = tmp_path / "samples", shutil.copyfile, []
+
+    def interrupted(source, place):
+        copied.append(copy(source, place))
+        if len(copied) == 30:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "copyfile", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            imagenet_samples.arrange(target)
+    assert len(copied) == 30 and not list(tmp_path.iterdir())
+    for _ in range(2):  # the second time as a rank that was slower than another
+        assert len(imagenet_folder.load(imagenet_samples.arrange(target))[1]) == 20
+    assert list(tmp_path.iterdir()) == [target]
+    shutil.rmtree(target / "val")
+    with pytest.raises(UserError, match="samples: is not empty, and has no val/; delete it"):
+        imagenet_samples.arrange(target)
+
+
+def test_two_processes_that_fetch_do_not_share_a_half_copied_file(tmp_path, monkeypatch):
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "file").write_text("all of it")
+    copy, number = shutil.copyfile, os.getpid()
+
+    def meanwhile(source, place):
+        copy(source, place)
+        monkeypatch.setattr(shutil, "copyfile", copy)
+        monkeypatch.setattr(os, "getpid", lambda: number + 1)
+        fetch.keep(tmp_path / "source", ["file"], tmp_path / "cache")
+        monkeypatch.setattr(os, "getpid", lambda: number)
+
+    monkeypatch.setattr(shutil, "copyfile", meanwhile)
+    assert fetch.keep(tmp_path / "source", ["file"], tmp_path / "cache") == tmp_path / "cache"
+    assert [(path.name, path.read_text()) for path in (tmp_path / "cache").iterdir()] == [("file", "all of it")]
