@@ -4,6 +4,7 @@
 
 converts train/ and val/ of a folder of JPEGs into OUT/train and OUT/val, and compares what it wrote with what it read:
 counts, labels, names and bytes. The images stay as they are, JPEGs; one that cannot be decoded is left out and named.
+After an interrupt the same command goes on: a part that is there already is compared, and not written again.
 """
 
 from __future__ import annotations
@@ -43,12 +44,14 @@ class Records:
         classes: Names of the classes; a label is an index of it.
         count: How many images there are.
         files: The files of images.
+        left_out: The unreadable images that were left out, and what is wrong with each.
     """
 
     folder: Path
     classes: tuple[str, ...]
     count: int
     files: tuple[str, ...]
+    left_out: dict[str, str]
 
     def __len__(self) -> int:
         """How many images there are."""
@@ -75,6 +78,7 @@ def load(folder: Path) -> Records:
     try:
         about = json.loads((folder / ABOUT).read_text())
         classes, count, files = tuple(about["classes"]), int(about["count"]), about["files"]
+        left_out = dict(about.get("left_out", {}))  # files of earlier versions do not tell
     except FileNotFoundError:
         raise UserError(
             f"{folder}: has no {ABOUT}; make MindRecord files by:  python -m scripts.data.mindrecord IMAGENET OUT"
@@ -86,7 +90,7 @@ def load(folder: Path) -> Records:
         for needed in (path, path.with_name(f"{path.name}.db")):
             if not needed.is_file():
                 raise UserError(f"{needed}: no such file; convert the set again")
-    records = Records(folder, classes, count, tuple(str(path) for path in paths))
+    records = Records(folder, classes, count, tuple(str(path) for path in paths), left_out)
     try:
         found = _dataset(records.files, shuffle=False).get_dataset_size()
     except RuntimeError as error:
@@ -123,13 +127,25 @@ def convert(source: ImageFolder, target: Path, shards: int = 1, strict: bool = F
         if kept == 0:
             raise UserError(f"{source.root}: none of its {len(source)} images can be read, such as {min(skipped)}")
         files = sorted(path.name for path in partial.iterdir() if path.suffix != ".db")
-        about = {"classes": source.classes, "count": kept, "files": files}
+        about = {"classes": source.classes, "count": kept, "files": files, "left_out": skipped}
         (partial / ABOUT).write_text(json.dumps(about, indent=1))
         check(load(partial), source, skipped)
         os.replace(partial, target)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return skipped
+
+
+def finished(source: ImageFolder, target: Path, strict: bool = False) -> dict[str, str]:
+    """Like `convert`, of files that an earlier, interrupted conversion of the same images has left."""
+    try:
+        records = load(target)
+        check(records, source, () if strict else records.left_out)
+    except UserError as error:
+        raise UserError(
+            f"{target}: exists already, and does not hold these images; delete it or choose another place ({error})"
+        ) from None
+    return records.left_out
 
 
 def check(records: Records, source: ImageFolder, skipped: Iterable[str] = ()) -> None:
@@ -213,11 +229,17 @@ def main() -> int:
     options = parser.parse_args()
     parts = imagenet_folder.load(imagenet_folder.resolve(options.imagenet))
     for part, source in zip(("train", "val"), parts, strict=True):
-        skipped = convert(source, options.out / part, options.shards, options.strict)
+        target = options.out / part
+        there = target.exists()
+        if there:
+            skipped = finished(source, target, options.strict)
+        else:
+            skipped = convert(source, target, options.shards, options.strict)
         for name, reason in skipped.items():
             print(f"left out {name}: {reason}")
         left = f", {len(skipped)} unreadable ones left out" if skipped else ""
-        print(f"{options.out / part}: {len(source) - len(skipped):,} images written and checked{left}")
+        done = "there already, and checked" if there else "written and checked"
+        print(f"{target}: {len(source) - len(skipped):,} images {done}{left}")
     return 0
 
 

@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import shutil
 import sys
 
 import numpy as np
@@ -116,6 +117,24 @@ def test_impossible_targets_are_refused(listing, tmp_path):
         mindrecord.convert(listing, tmp_path / "out", shards=0)
     with pytest.raises(UserError, match="exists already; delete it or choose another place"):
         mindrecord.convert(listing, tmp_path)
+
+
+def test_after_an_interrupt_the_command_goes_on(tmp_path, monkeypatch, capsys):
+    root = imagenet_samples.arrange(tmp_path / "in")
+    bad = sorted((root / "train").rglob("*.JPEG"))[4]
+    bad.write_bytes(b"")
+    monkeypatch.setattr(sys, "argv", ["mindrecord", str(root), str(tmp_path / "out")])
+    assert mindrecord.main() == 0
+    first, written = capsys.readouterr().out, (tmp_path / "out" / "train" / "images.mindrecord00").stat().st_mtime_ns
+    shutil.rmtree(tmp_path / "out" / "val")
+    (tmp_path / "out" / "val.partial").mkdir()
+    assert mindrecord.main() == 0
+    again = capsys.readouterr().out
+    assert again == first.replace("19 images written", "19 images there already,")
+    assert (tmp_path / "out" / "train" / "images.mindrecord00").stat().st_mtime_ns == written
+    monkeypatch.setattr(sys, "argv", [*sys.argv, "--strict"])
+    with pytest.raises(UserError, match=r"out/train: exists already, .* delete it .*has 19 images, and .* has 20"):
+        mindrecord.main()
 
 
 def test_the_command_converts_both_parts(listing, tmp_path, monkeypatch, capsys):
