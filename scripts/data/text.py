@@ -139,9 +139,15 @@ def split(documents: Mapping[str, str], held_out: str | None = None) -> tuple[di
     """
     if held_out is not None:
         if held_out not in documents:
-            raise UserError(f"held_out = {held_out!r}: must be one of {', '.join(documents)}")
+            raise UserError(
+                f"held_out = {held_out!r}: must be one of {', '.join(documents)}; "
+                "or --data.held_out null holds out the end of each"
+            )
         if len(documents) == 1:
-            raise UserError(f"held_out = {held_out!r}: is the only document, and nothing would be left to train on")
+            raise UserError(
+                f"held_out = {held_out!r}: is the only document, and nothing would be left to train on; "
+                "--data.held_out null holds out its end"
+            )
         train = {name: text for name, text in documents.items() if name != held_out}
         return train, {held_out: documents[held_out]}
     cuts = {name: len(text) - len(text) // HELD_OUT for name, text in documents.items()}
