@@ -6,10 +6,11 @@
 A run is a split and a block size ("block+mean 128"), "full" (every factor whole), or a first-order optimizer. Two tasks
 on Fashion-MNIST: *autoencoder*, 784-1000-500-250-30 and back, squared error summed over pixels, batch 1000, refresh
 every 10 steps growing to 20; *smallconv*, the quickstart's network and recipe, batch 128. No trace test: every
-candidate refreshes. The table is printed and written with every raw number as JSON.
+candidate refreshes. Every raw number is written as JSON after each run, and the table is printed at the end. A run
+whose numbers are no longer finite is recorded as broken, and the others go on.
 
 After the first epoch of a first-order run its network is profiled, and at the end each of the profiler's measures is
-compared with what training found, as a rank correlation over the runs with a split.
+compared with what training found, as a rank correlation over the runs with a split that came to their end.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from models.autoencoder import autoencoder
 from models.smallconv import smallconv
 from scripts.bench_step import first_order_step, reconstruction
 from scripts.data import fashion_mnist
+from scripts.whole import write_whole
 from thor.blocks import SPLITS
 from thor.profile.profiler import Task, measure
 from thor.profile.records import Profile
@@ -135,11 +137,29 @@ def checked_run(name: str) -> str:
 def train(
     name: str, work: Work, data: list[np.ndarray], epochs: int, seed: int, after_first: Callable[[nn.Cell], None]
 ) -> dict[str, Any]:
-    """The metric and the training seconds (compilation of the first steps left out) after each epoch."""
-    inputs, targets, test_inputs, test_targets = data
+    """The metric and the training seconds (compilation of the first steps left out) after each epoch.
+
+    A run whose numbers are no longer finite ends with the epoch before; `broken` says why.
+    """
     run = Run(name, work, seed)
+    result: dict[str, Any] = {"curve": [], "refresh_seconds": run.refresh_seconds}
+    try:
+        for point in epochs_of(run, work, data, epochs, seed):
+            result["curve"].append(point)
+            told = f"epoch {point['epoch']:2}  {point['seconds']:6.1f} s  {work.metric} {point['value']:.4f}"
+            print(f"  {name:16} {told}", flush=True)
+            if point["epoch"] == 1:
+                after_first(run.net)
+    except FloatingPointError as error:
+        print(f"  {name:16} broken: {error}", flush=True)
+        result["broken"] = str(error)
+    return result
+
+
+def epochs_of(run: Run, work: Work, data: list[np.ndarray], epochs: int, seed: int) -> Iterator[dict[str, Any]]:
+    """Train, and tell the metric and the seconds so far after each epoch."""
+    inputs, targets, test_inputs, test_targets = data
     evaluate = ms.jit(evaluation(run.net, work))
-    curve: list[dict[str, float]] = []
     seconds = 0.0
     for epoch in range(epochs):
         run.net.set_train(True)
@@ -158,13 +178,10 @@ def train(
             float(evaluate(Tensor(test_inputs[i : i + 1000]), Tensor(test_targets[i : i + 1000])).asnumpy())
             for i in range(0, len(test_inputs), 1000)
         ]
-        curve.append({"epoch": epoch + 1, "seconds": seconds, "value": float(np.mean(values))})
-        print(f"  {name:16} epoch {epoch + 1:2}  {seconds:6.1f} s  {work.metric} {curve[-1]['value']:.4f}", flush=True)
-        if epoch == 0:
-            after_first(run.net)
-        if not np.isfinite(curve[-1]["value"]):
-            break
-    return {"curve": curve, "refresh_seconds": run.refresh_seconds}
+        value = float(np.mean(values))
+        if not np.isfinite(value):
+            raise FloatingPointError(f"{work.metric} after epoch {epoch + 1} is {value}")
+        yield {"epoch": epoch + 1, "seconds": seconds, "value": value}
 
 
 def profile(net: nn.Cell, work: Work, data: list[np.ndarray], sizes: list[int]) -> Profile:
@@ -179,19 +196,21 @@ def profile(net: nn.Cell, work: Work, data: list[np.ndarray], sizes: list[int]) 
 
 
 def predictions(found: Profile, results: dict[str, Any], better: float) -> dict[str, float]:
-    """Spearman's rank correlation of each measure with the last value of every run that has a split.
+    """Spearman's rank correlation of each measure with the last value of every run that has a split and did not break.
 
     ``better`` is 1 where large values are good and -1 where small ones are, so that 1 always means a perfect ranking.
     """
     rows, values = [], []
     for name, result in results.items():
         split, _, size = name.partition(" ")
-        if split in SPLITS:
+        if split in SPLITS and "broken" not in result:
             at = found.dims.index(int(size))
             errors = [factor.error[split][at] for factor in found.factors]
             cosines = [layer.cosine[split][at] for layer in found.layers]
             rows.append((found.kept()[at], -np.mean(errors), np.mean(cosines), np.min(cosines)))
             values.append(better * result["curve"][-1]["value"])
+    if len(rows) < 2:
+        return {}
     names = ("kept share (the paper's L)", "mean error", "mean cosine", "smallest cosine")
     return {
         name: float(spearmanr(column, values)[0]) for name, column in zip(names, zip(*rows, strict=True), strict=True)
@@ -225,29 +244,32 @@ def main() -> None:
     work, data = TASKS[arguments.task], load(arguments.task)
     sizes = sorted({int(name.partition(" ")[2]) for name in arguments.runs if " " in name})
     found: list[Profile] = []
-    results = {}
+    results: dict[str, Any] = {}
+    report: dict[str, Any] = {"settings": {k: str(v) for k, v in vars(arguments).items()}, "results": results}
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    path = arguments.out / f"{arguments.task}.json"
     for name in arguments.runs:
 
         def after_first(net: nn.Cell, name: str = name) -> None:
             if name in FIRST_ORDER and len(sizes) > 1 and not found:
                 found.append(profile(net, work, data, sizes))
+                found[0].save(arguments.out / f"{arguments.task}-profile.json")
 
         results[name] = train(name, work, data, arguments.epochs, arguments.seed, after_first)
+        write_whole(path, json.dumps(report, indent=2))
     heads = "".join(f"{'epoch ' + str(e + 1):>10}" for e in range(arguments.epochs))
     print(f"{work.metric:18}{'s/epoch':>9}{'ms/refresh':>12}{heads}")
     for name, result in results.items():
         curve, refreshes = result["curve"], result["refresh_seconds"]
         refresh = f"{np.median(refreshes) * 1e3:12.1f}" if refreshes else f"{'':12}"
-        row = "".join(f"{point['value']:10.4f}" for point in curve)
-        print(f"{name:18}{curve[-1]['seconds'] / len(curve):9.1f}{refresh}{row}")
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    report: dict[str, Any] = {"settings": {k: str(v) for k, v in vars(arguments).items()}, "results": results}
+        row = "".join(f"{point['value']:10.4f}" for point in curve) + ("    broken" if "broken" in result else "")
+        seconds = f"{curve[-1]['seconds'] / len(curve):9.1f}" if curve else f"{'':9}"
+        print(f"{name:18}{seconds}{refresh}{row}")
     if found:
-        found[0].save(arguments.out / f"{arguments.task}-profile.json")
         report["rank_correlations"] = predictions(found[0], results, 1.0 if work.metric == "test accuracy" else -1.0)
         for measure_name, value in report["rank_correlations"].items():
             print(f"rank correlation with training: {measure_name:28}{value:6.2f}")
-    (arguments.out / f"{arguments.task}.json").write_text(json.dumps(report, indent=2), encoding="utf-8")
+        write_whole(path, json.dumps(report, indent=2))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,44 @@
+"""The comparison of block sizes: what is measured is kept, whatever comes after it."""
+
+import dataclasses
+import json
+import sys
+
+import numpy as np
+import pytest
+from mindspore import nn
+
+from scripts import bench_blocks
+
+
+def test_a_run_that_breaks_is_recorded_and_an_interrupt_costs_only_the_run_under_way(tmp_path, monkeypatch):
+    def step_of(name):
+        """Adam runs; the whole factors break in the second epoch; at the third run the user has had enough."""
+        steps = []
+
+        def step(*batch):
+            steps.append(batch)
+            if name == "full" and len(steps) > 4:
+                raise FloatingPointError("ten bad steps")
+            if name == "momentum":
+                raise KeyboardInterrupt
+            return nn.MSELoss()(*batch)
+
+        return step
+
+    class Run:
+        def __init__(self, name, work, seed):
+            self.net, self.refresh_seconds, self.step = nn.Dense(3, 3), [], step_of(name)
+
+    data = [np.ones((8, 3), np.float32)] * 4
+    monkeypatch.setattr(bench_blocks, "Run", Run)
+    monkeypatch.setattr(bench_blocks, "load", lambda task: data)
+    work = dataclasses.replace(bench_blocks.TASKS["autoencoder"], loss=nn.MSELoss(), batch=2)
+    monkeypatch.setitem(bench_blocks.TASKS, "autoencoder", work)
+    arguments = ["--epochs", "2", "--runs", "adam", "full", "momentum", "--out", str(tmp_path / "new")]
+    monkeypatch.setattr(sys, "argv", ["bench_blocks.py", *arguments])
+    with pytest.raises(KeyboardInterrupt):
+        bench_blocks.main()
+    results = json.loads((tmp_path / "new" / "autoencoder.json").read_text())["results"]
+    assert {name: len(result["curve"]) for name, result in results.items()} == {"adam": 2, "full": 1}
+    assert results["full"]["broken"] == "ten bad steps" and "broken" not in results["adam"]
