@@ -6,7 +6,6 @@ A table on the terminal and a picture: the metric of the test set over epochs an
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 
 from scripts.errors import UserError, run_program  # noqa: E402
-from scripts.plot import METRICS_OF_TEST, draw_scores  # noqa: E402
+from scripts.plot import METRICS_OF_TEST, draw_scores, short_names  # noqa: E402
 from scripts.recorder import METRICS, median_of_steps, read_metrics  # noqa: E402
 from scripts.restore import settings_of  # noqa: E402
 from thor.run_lines import Line  # noqa: E402
@@ -79,15 +78,6 @@ def compare(folders: Sequence[Path]) -> list[Result]:
     if len(keys) > 1:
         raise UserError(f"the runs have different metrics, {', '.join(sorted(keys))}: compare runs of one task")
     return results
-
-
-def short_names(folders: Sequence[Path]) -> list[str]:
-    """Folders without what all of them begin with."""
-    whole = [folder.resolve() for folder in folders]
-    if len(set(whole)) < len(whole):
-        raise UserError("a run is given twice")
-    common = os.path.commonpath([path.parent for path in whole])
-    return [os.path.relpath(path, common) for path in whole]
 
 
 def table(results: Sequence[Result]) -> Table:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -51,8 +52,8 @@ METRICS_OF_TEST = {
 
 def plot(folders: Sequence[Path], path: Path) -> None:
     """Loss and accuracy over epochs and over seconds; below, each layer's trace with its refresh decisions."""
-    runs = {folder.name: read_metrics(folder) for folder in folders}
-    empty = [str(folder / METRICS) for folder in folders if not runs[folder.name]]
+    runs = {name: read_metrics(folder) for name, folder in zip(short_names(folders), folders, strict=True)}
+    empty = [str(folder / METRICS) for folder, lines in zip(folders, runs.values(), strict=True) if not lines]
     if empty:
         raise UserError(f"{', '.join(empty)}: missing, or without a complete line")
     refreshed = {name: lines for name, lines in runs.items() if _of(lines, "refresh")}
@@ -67,6 +68,15 @@ def plot(folders: Sequence[Path], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)
     pyplot.close(figure)
+
+
+def short_names(folders: Sequence[Path]) -> list[str]:
+    """Folders without what all of them begin with."""
+    whole = [folder.resolve() for folder in folders]
+    if len(set(whole)) < len(whole):
+        raise UserError("a run is given twice")
+    common = os.path.commonpath([path.parent for path in whole])
+    return [os.path.relpath(path, common) for path in whole]
 
 
 def _of(lines: Lines, kind: str) -> Lines:

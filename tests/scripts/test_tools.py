@@ -12,11 +12,11 @@ from onnx import version_converter
 from onnx.reference import ReferenceEvaluator
 from PIL import Image
 
-from scripts import compare, eval, export
+from scripts import compare, eval, export, plot
 from scripts.checkpoint import choose, load_network
 from scripts.errors import UserError
 from scripts.networks import build_network
-from scripts.recorder import read_metrics
+from scripts.recorder import Recorder, read_metrics
 from scripts.training import CHECKPOINTS, train
 from tests.scripts.test_training import quiet
 from tests.scripts.tiny import tiny_settings
@@ -135,6 +135,19 @@ def test_comparison_is_one_table_and_one_picture(runs, tmp_path, capsys):
     assert first.best["test_accuracy"] == max(line["test_accuracy"] for line in first.evaluations)
     assert first.reached(first.best["test_accuracy"]) == first.best
     assert second.reached(1.1) is None
+
+
+def test_runs_of_one_name_in_two_folders_are_both_drawn(tmp_path, monkeypatch):
+    drawn: list[str] = []
+    monkeypatch.setattr(plot, "_losses", lambda axes, runs, *_: drawn.extend(runs))
+    folders = [tmp_path / name / "thor" for name in ("a", "b")]
+    for folder in folders:
+        folder.mkdir(parents=True)
+        recorder = Recorder(folder)
+        recorder.step(step=1, epoch=0.1, loss=2.0, ms_per_step=1.0, seconds=0.1)
+        recorder.close()
+    plot.plot(folders, tmp_path / "curves.png")
+    assert drawn == ["a/thor", "b/thor"] * 2  # over epochs, and over seconds
 
 
 def test_runs_of_different_tasks_are_not_compared(runs, tmp_path):
