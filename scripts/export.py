@@ -2,13 +2,16 @@
 
 MindIR is MindSpore's own format, for MindSpore, MindSpore Lite and its serving. ONNX works for networks whose operators
 MindSpore can translate; for others the error says so, and MindIR remains. The file takes batches of --batch examples.
+With more than 1 GiB of weights it becomes NAME_graph.mindir, which is what to load, and beside it NAME_variables/.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -42,13 +45,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     out = options.out or options.folder / f"network{ENDINGS[options.format]}"
     if out.suffix != ENDINGS[options.format]:
         raise UserError(f"--out {out}: must end with {ENDINGS[options.format]}, MindSpore would add it")
-    weights = export(settings, path, options.format, options.batch, out)
-    print(f"{out}: {settings.network} with the {weights} of {path}, {out.stat().st_size / 2**20:.1f} MiB")
+    weights, made = export(settings, path, options.format, options.batch, out)
+    files = [file for place in made for file in (place, *place.rglob("*")) if file.is_file()]
+    size = sum(file.stat().st_size for file in files) / 2**20
+    print(f"{', '.join(map(str, made))}: {settings.network} with the {weights} of {path}, {size:.1f} MiB")
     return 0
 
 
-def export(settings: TrainSettings, checkpoint: Path, form: str, batch: int, out: Path) -> str:
-    """Write the network with a checkpoint's weights; which weights these are. The file is there when it is complete."""
+def export(settings: TrainSettings, checkpoint: Path, form: str, batch: int, out: Path) -> tuple[str, list[Path]]:
+    """Write the network with a checkpoint's weights; which weights these are, and what was made once it is complete."""
     import mindspore as ms
 
     from scripts.build import select_device
@@ -61,15 +66,24 @@ def export(settings: TrainSettings, checkpoint: Path, form: str, batch: int, out
     weights = load_network(checkpoint, network)
     network.set_train(False)
     out.parent.mkdir(parents=True, exist_ok=True)
-    temporary = out.with_name(f"writing.{out.name}")
-    try:
-        ms.export(network, *_example(settings, batch), file_name=str(temporary), file_format=form.upper())
-    except Exception as error:  # the exporter raises whatever the operator at fault happens to raise
-        temporary.unlink(missing_ok=True)
-        advice = "; --format mindir takes every network" if form == "onnx" else ""
-        raise UserError(f"{settings.network} cannot be exported as {form}: {_gist(error)}{advice}") from error
-    os.replace(temporary, out)
-    return weights
+    with tempfile.TemporaryDirectory(prefix="writing.", dir=out.parent) as name:
+        temporary = Path(name, out.name)  # the final name: a large network's parts find each other by it
+        try:
+            ms.export(network, *_example(settings, batch), file_name=str(temporary), file_format=form.upper())
+        except Exception as error:  # the exporter raises whatever the operator at fault happens to raise
+            advice = "; --format mindir takes every network" if form == "onnx" else ""
+            raise UserError(f"{settings.network} cannot be exported as {form}: {_gist(error)}{advice}") from error
+        made = sorted(temporary.parent.iterdir(), key=Path.is_file)  # a folder of weights before the file that needs it
+        return weights, [_moved(place, out.parent) for place in made]
+
+
+def _moved(place: Path, folder: Path) -> Path:
+    """Move a file or a folder, in place of an earlier one of its name."""
+    target = folder / place.name
+    if target.is_dir():  # which a folder cannot replace
+        shutil.rmtree(target)
+    os.replace(place, target)
+    return target
 
 
 def _from_data(settings: TrainSettings) -> dict[str, Any]:
