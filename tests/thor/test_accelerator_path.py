@@ -25,7 +25,8 @@ TRAINING = """
 import json, sys
 import mindspore as ms
 import thor
-from tests.networks import Mixed, Mlp, batch, images, make, never
+from tests.networks import Mixed, Mlp, batch, images, make
+from tests.thor import test_pair_capture as pairs
 
 method, folder = sys.argv[1:]
 ms.set_context(mode=ms.GRAPH_MODE, save_graphs=1, save_graphs_path=folder)
@@ -38,6 +39,16 @@ dense, step = make(
 )
 for k in range(6):
     step(*batch(seed=k))
+others = {"clip_each": 1.0, "factor_share": 0.5, "norms": True, "loss_fn": pairs.per_example, **settings}
+rank, position = (thor.BlockPlan(block_size=2, split="block+rank", rank=1, order=order) for order in ("channel", "position"))
+for net, data, plan in (
+    (pairs.Words(), pairs.words(), 2), (pairs.Tied(), pairs.words(outputs=pairs.VOCABULARY), rank),
+    (pairs.Images(), pairs.pixels(), position),
+):
+    optimizer, step = make(net, block_size=plan, **others)
+    for _ in range(2):
+        step(*data)
+    assert all(record.refreshes == 2 for record in optimizer.layers)
 refreshes = [record.refreshes for optimizer in (convolutional, dense) for record in optimizer.layers]
 print(json.dumps({"losses": losses, "refreshes": refreshes}))
 """
@@ -47,6 +58,7 @@ STANDS_FOR = {
     # overloads of one function, by the types of its arguments
     "MatMulExt": "matmul",
     "Muls": "mul",
+    "Divs": "div",
     "LessScalar": "less",
     "SubScalar": "sub",
     # gradients, which MindSpore makes from the function itself
@@ -54,6 +66,7 @@ STANDS_FOR = {
     "TanhGrad": "tanh",
     "BiasAddGrad": "bias_add",
     "BatchNormGrad": "BatchNorm",
+    "LayerNormGrad": "LayerNorm",
     "Conv2DBackpropFilter": "Conv2D",
     "Conv2DBackpropInput": "Conv2D",
 }

@@ -156,6 +156,49 @@ def test_a_layer_used_twice_or_tied_has_one_pair_of_factors_the_sum_of_both(make
         np.testing.assert_allclose(ours, sum(theirs), **CLOSE)
 
 
+class Convolved(nn.Cell):
+    """A convolution of two channels to two, twice: one object, or two of the same values."""
+
+    def __init__(self, twice):
+        super().__init__()
+        self.first = nn.Conv2d(2, 2, 3, pad_mode="same", has_bias=True)
+        self.second = self.first if twice else nn.Conv2d(2, 2, 3, pad_mode="same", has_bias=True)
+        self.tanh = nn.Tanh()
+        fill(self, 0)
+        for ours, theirs in zip(self.second.trainable_params(), self.first.trainable_params(), strict=True):
+            ours.set_data(theirs.value())
+
+    def construct(self, x):
+        return self.second(self.tanh(self.first(x))).mean((2, 3))
+
+
+def test_a_convolution_used_twice_has_the_sum_of_the_factors_of_two_used_once():
+    rng = np.random.default_rng(0)
+    x, y = (Tensor(rng.standard_normal(shape).astype(np.float32)) for shape in ((4, 2, 5, 5), (4, 2)))
+    optimizers = []
+    for twice in (True, False):
+        optimizer, step = make(Convolved(twice), lr=0.0)
+        step(x, y)
+        optimizers.append(optimizer)
+    assert [names(optimizer) for optimizer in optimizers] == [["first"], ["first", "second"]]
+    apart = zip(*(optimizers[1].factors(name) for name in names(optimizers[1])), strict=True)
+    for ours, theirs in zip(optimizers[0].factors("first"), apart, strict=True):
+        np.testing.assert_allclose(ours, sum(theirs), **CLOSE)
+
+
+@pytest.mark.parametrize("options", [{"loss_scale": 1024.0}, {"accumulate": 2}, {"loss_scale": 64.0, "accumulate": 2}])
+@pytest.mark.parametrize("split", ["block", "block+mean", "block+rank"])
+def test_loss_scale_and_accumulation_leave_a_convolutions_factors_as_they_are(split, options):
+    found = []
+    for extra in ({}, options):
+        optimizer, step = make(Mixed(), lr=0.0, split=split, block_size=3, rank=2, **extra)
+        for _ in range(extra.get("accumulate", 1)):
+            step(*images())
+        found.append([factor for layer in optimizer.layers for factor in optimizer.factors(layer.name)])
+    for plain, other in zip(*found, strict=True):
+        np.testing.assert_allclose(other, plain, rtol=1e-4, atol=1e-5 * np.abs(plain).max())
+
+
 def test_each_convolution_of_a_network_gets_the_factors_of_its_own_patches():
     """The first layer of Mixed: grouped, strided, rectangular, asymmetrically padded, with bias."""
     net = Mixed()

@@ -5,7 +5,7 @@ import mindspore.dataset as ds
 import numpy as np
 import pytest
 from mindspore import Tensor, nn
-from mindspore.train import LossMonitor, ModelCheckpoint, TimeMonitor
+from mindspore.train import EarlyStopping, LossMonitor, ModelCheckpoint, TimeMonitor
 
 import first_order
 import thor
@@ -102,6 +102,15 @@ def test_model_fit_evaluates_while_training():
     assert len(seen) == 2 and np.isfinite(seen).all()
     outputs = np.concatenate([net(x).asnumpy() - y.asnumpy() for x, y in dataset()])
     assert seen[-1] == pytest.approx((outputs**2).sum() / len(outputs), rel=1e-3)
+
+
+def test_early_stopping_ends_a_fit():
+    """No epoch is better than the first by a million, so that the second is the last."""
+    net = Mlp()
+    optimizer, step = make(net, jit=True, **SETTINGS)
+    stopping = EarlyStopping(monitor="mse", patience=1, min_delta=1e6, mode="min")
+    model(net, step).fit(5, dataset(), dataset(), callbacks=[stopping], dataset_sink_mode=False)
+    assert optimizer.step == 2 * 3
 
 
 def test_evaluation_between_steps_changes_nothing_in_training():
