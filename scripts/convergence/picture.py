@@ -23,14 +23,15 @@ def markdown(task: Task, rows: Sequence[Row], setter: str, target: float) -> str
     lines = [
         f"**{task.title}.** Target: {_shown(task, target)}, the mean of {setter}'s best values.",
         "",
-        "| optimizer | best value | epochs to target | seconds | with compiling | reached | seed by seed | inverses | "
-        "peak, MiB |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| optimizer | best value | final value | epochs to target | steps | seconds | with compiling | reached | "
+        "seed by seed | inverses | peak, MiB |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         value = f"{_shown(task, row.value)} ± {_shown(task, row.spread)}"
         cells = [
-            row.contender, value, _ratio(row.epochs, base.epochs, 2), _ratio(row.seconds, base.seconds, 0),
+            row.contender, value, _shown(task, row.final), _ratio(row.epochs, base.epochs, 2),
+            _ratio(row.steps, None, 0), _ratio(row.seconds, base.seconds, 0),
             _ratio(row.seconds_with_compiling, base.seconds_with_compiling, 0), f"{row.reached} of {len(row.values)}",
             _seed_by_seed(row), f"{row.refreshes:.0f}", f"{row.peak / 2**20:.0f}",
         ]  # fmt: skip

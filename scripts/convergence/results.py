@@ -35,6 +35,7 @@ class Row:
     """A contender over its seeds; what lies beyond the end of a run that missed the target is None.
 
     Attributes:
+        values, finals: Of each seed, the best of its evaluations and the last.
         epochs, steps, seconds: To the target, means over the seeds that reached it.
         own_epochs, own_seconds: Times the epochs and seconds of the optimizer which set the target, seed by seed.
         own_reached: Of how many seeds those are the means.
@@ -42,6 +43,7 @@ class Row:
 
     contender: str
     values: tuple[float, ...]
+    finals: tuple[float, ...]
     epochs: float | None
     steps: float | None
     seconds: float | None
@@ -59,8 +61,13 @@ class Row:
         return statistics.fmean(self.values)
 
     @property
+    def final(self) -> float:
+        """The mean of the last values."""
+        return statistics.fmean(self.finals)
+
+    @property
     def spread(self) -> float:
-        """Their standard deviation."""
+        """The standard deviation of the best values."""
         return statistics.stdev(self.values) if len(self.values) > 1 else 0.0
 
 
@@ -145,6 +152,7 @@ def rows(task: Task, outcomes: Sequence[Outcome], setter: str, target: float) ->
             Row(
                 contender.name,
                 tuple(best(task, each) for each in own),
+                tuple(each.evaluations[-1][task.metric] for each in own),
                 _mean([line["epoch"] for line in hits]),
                 _mean([line["step"] for line in hits]),
                 _mean([without_compiling(line) for line in hits]),

@@ -87,9 +87,11 @@ def test_time_to_target_by_hand():
     assert rows["kfac"].reached == 0 and rows["kfac"].epochs is None
     text = picture.markdown(AUTOENCODER, list(rows.values()), "adam", 5.0)
     pairs = "0.62 x, 0.62 x (2 of 2)"
-    assert f"| thor | 3.000 ± 0.000 | 0.75 (0.50 x) | 8 (0.50 x) | 28 (1.62 x) | 2 of 2 | {pairs} | 8 | 1024 |" in text
+    reached = "0.75 (0.50 x) | 8 | 8 (0.50 x) | 28 (1.62 x) | 2 of 2"
+    assert f"| thor | 3.000 ± 0.000 | 3.000 | {reached} | {pairs} | 8 | 1024 |" in text
     missed = "not reached"
-    assert f"| kfac | 7.000 ± 0.000 | {missed} | {missed} | {missed} | 0 of 1 | {missed} | 8 | 1024 |" in text
+    assert f"| kfac | 7.000 ± 0.000 | 7.000 | {' | '.join([missed] * 4)} | 0 of 1 | {missed} | 8 | 1024 |" in text
+    assert "| adam | 5.000 ± 1.414 | 5.500 |" in text, "its seeds end at 5.0 and 6.0, the first after its best"
 
 
 def test_each_seed_against_the_setters_own_best_value():
