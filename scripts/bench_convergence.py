@@ -31,12 +31,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from rich.console import Console  # noqa: E402
 
 from scripts.cluster.msrun import share_of_cores  # noqa: E402
-from scripts.config import save_config, validate  # noqa: E402
+from scripts.config import differences, load_config, save_config, validate  # noqa: E402
 from scripts.convergence import picture, results, search  # noqa: E402
-from scripts.convergence.results import Outcome  # noqa: E402
+from scripts.convergence.pace import Pace  # noqa: E402
+from scripts.convergence.results import NoTargetError, Outcome  # noqa: E402
 from scripts.convergence.tasks import TASKS, Contender, Task  # noqa: E402
 from scripts.errors import INTERRUPTED, UserError, run_program  # noqa: E402
+from scripts.settings import TrainSettings  # noqa: E402
 from scripts.stopping import answering  # noqa: E402
+from scripts.training import CONFIG  # noqa: E402
 
 TRAIN = Path(__file__).resolve().with_name("train.py")
 TUNING_SEED = 0
@@ -62,6 +65,7 @@ class Bench:
     console: Console
     ended: threading.Event = field(default_factory=threading.Event)  # runs that wait for their turn do not begin
     running: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    pace: Pace = field(default_factory=Pace)
 
     def end(self, *_: object) -> None:
         """Let no run begin, and ask those under way to end, which they do with a checkpoint."""
@@ -79,8 +83,10 @@ class Bench:
         folder = self.folder / contender.name / name
         configured = search.settings(self.task, contender, values, seed, self.epochs)
         settings = validate({**configured, "out": str(folder), "keep": 1})
+        _check_same(folder, settings)
         found = results.read_outcome(folder, contender.name, seed, self.task.metric)
         if found is not None or (folder / "failed.txt").is_file():
+            self.pace.found()
             return found
         if self.ended.is_set():
             raise EndedEarlyError
@@ -108,8 +114,8 @@ class Bench:
                 raise UserError(f"{folder}: training ended with status {status}: {' '.join(words)}")
             (folder / "failed.txt").write_text(words[0] + "\n")
         shown = "broke down" if found is None else f"{self.task.metric} {results.best(self.task, found):.5g}"
-        self.console.print(f"{self.task.name} {contender.name} {name}: {shown}, {time.monotonic() - start:.0f} s",
-                           markup=False, highlight=False)  # fmt: skip
+        text = f"{self.task.name} {contender.name} {name}: {shown}, {self.pace.trained(time.monotonic() - start)}"
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
         return found
 
     def tune(self, contenders: Sequence[Contender], target: float | None) -> dict[str, dict[str, Any]]:
@@ -137,6 +143,7 @@ class Bench:
     def all_runs(self, seeds: Sequence[int], names: Sequence[str]) -> list[Outcome]:
         """Tune and train; the first-order optimizers first, for they set the target."""
         outcomes: list[Outcome] = []
+        self.pace = Pace(self.count(seeds, names), self.jobs)
         for second_order in (False, True):
             taking_part = [c for c in self.task.contenders if c.second_order == second_order and c.name in names]
             target = results.target_of(self.task, outcomes)[1] if second_order and taking_part else None
@@ -149,6 +156,13 @@ class Bench:
             outcomes += [each for each in found if each is not None]
         return outcomes
 
+    def count(self, seeds: Sequence[int], names: Sequence[str]) -> int:
+        """How many runs that will be, those to tune with them."""
+        taking_part = [each for each in self.task.contenders if each.name in names]
+        sources = {each.tuned_as or each.name for each in taking_part}
+        tuning = sum(len(search.trials(self.task, self.task.contender(name), self.trials)) for name in sources)
+        return tuning + len(taking_part) * len(seeds)
+
     def report(self, outcomes: Sequence[Outcome], seeds: Sequence[int]) -> None:
         """Table, numbers and picture."""
         setter, target = results.target_of(self.task, outcomes)
@@ -157,12 +171,17 @@ class Bench:
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
         (self.folder / "results.md").write_text(text + "\n", encoding="utf-8")
         about = {
-            "task": self.task.name, "epochs": self.epochs, "trials": self.trials, "seeds": list(seeds),
+            "task": self.task.name, "epochs": self.epochs, "trials": self.trials_done(), "seeds": list(seeds),
             "jobs": self.jobs, "target": target, "set_by": setter, "rows": [asdict(row) for row in rows],
         }  # fmt: skip
         (self.folder / "results.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
         picture.draw(self.task, outcomes, target, self.folder / "results.png")
         self.console.print(f"picture: {self.folder / 'results.png'}", markup=False, highlight=False, soft_wrap=True)
+
+    def trials_done(self) -> dict[str, int]:
+        """In how many runs each optimizer was tuned, whatever --trials says now."""
+        logs = {each.name: self.folder / each.name / TRIALS for each in self.task.contenders}
+        return {name: len(path.read_text().splitlines()) for name, path in logs.items() if path.is_file()}
 
     def finished(self, seeds: Sequence[int], names: Sequence[str]) -> list[Outcome]:
         """The final runs that are there."""
@@ -172,6 +191,22 @@ class Bench:
             for seed in seeds
         ]
         return [each for each in found if each is not None]
+
+
+def _check_same(folder: Path, settings: TrainSettings) -> None:
+    """Refuse a run of other settings: with it a table would be of two benchmarks.
+
+    When a run was evaluated matters too: its best value is that of its evaluations, and so is the time to the target.
+    """
+    path = folder / CONFIG
+    if not path.is_file():  # it has not begun
+        return
+    changed = differences(load_config(path), settings, also=("eval_every", "eval_every_steps"))
+    if changed:
+        raise UserError(
+            f"{folder}: this run has other settings than it would have now: {'; '.join(changed)}; "
+            f"remove the folder, or give another --out"
+        )
 
 
 def quick(task: Task) -> Task:
@@ -203,6 +238,7 @@ def main() -> int:
     if options.quick:
         tasks, options.trials, options.seeds = [quick(TASKS["autoencoder"])], 2, options.seeds[:1]
     console = Console()
+    without: list[str] = []  # tasks of which a report finds no result
     for task in tasks:
         names = options.contenders or [each.name for each in task.contenders]
         bench = Bench(task, options.out / task.name, options.epochs or task.epochs, options.trials, options.jobs,
@@ -217,8 +253,16 @@ def main() -> int:
         except EndedEarlyError:
             console.print("ended early; the same command goes on")
             return INTERRUPTED
+        except NoTargetError as error:
+            if not options.report_only:
+                raise UserError(str(error)) from error
+            without.append(str(error))
         except ValueError as error:
             raise UserError(str(error)) from error
+    if len(without) == len(tasks):
+        raise UserError("\n       ".join(without))
+    for line in without:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
     return 0
 
 

@@ -6,7 +6,7 @@ import difflib
 import re
 import types
 import typing
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -143,13 +143,16 @@ def save_config(settings: TrainSettings, path: Path) -> None:
     write_whole(path, yaml.safe_dump(_without_none(resolved(settings)), sort_keys=False))
 
 
-def differences(old: TrainSettings, new: TrainSettings) -> list[str]:
-    """The settings that matter to a run's numbers and differ, as `key: old -> new`."""
+def differences(old: TrainSettings, new: TrainSettings, also: Container[str] = ()) -> list[str]:
+    """The settings that matter to a run's numbers and differ, as `key: old -> new`.
+
+    ``also`` are keys that matter to the caller, though a continuation may change them.
+    """
     before, after = dict(_flat(resolved(old))), dict(_flat(resolved(new)))
     return [
         f"{key}: {before.get(key)} -> {after.get(key)}"
         for key in sorted(before.keys() | after.keys())
-        if before.get(key) != after.get(key) and key not in _FREE_TO_CHANGE
+        if before.get(key) != after.get(key) and (key in also or key not in _FREE_TO_CHANGE)
     ]
 
 

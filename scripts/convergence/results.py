@@ -13,6 +13,10 @@ from thor.json_text import parse
 from thor.run_lines import Line
 
 
+class NoTargetError(ValueError):
+    """No first-order optimizer has a finished run."""
+
+
 @dataclass(frozen=True)
 class Outcome:
     """One finished run.
@@ -127,7 +131,7 @@ def target_of(task: Task, outcomes: Sequence[Outcome]) -> tuple[str, float]:
         if values and not contender.second_order:
             found[contender.name] = statistics.fmean(values)
     if not found:
-        raise ValueError(f"{task.name}: no first-order optimizer has finished, so that there is no target")
+        raise NoTargetError(f"{task.name}: no first-order optimizer has finished, so that there is no target")
     name = (max if task.higher_is_better else min)(found, key=lambda each: found[each])
     return name, found[name]
 

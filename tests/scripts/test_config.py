@@ -114,6 +114,7 @@ def test_differences_that_matter():
     settings = TrainSettings()
     assert differences(settings, load_config(None, ["--out", "x", "--log_every", "7", "--adam.beta1", "0.5"])) == []
     assert differences(settings, load_config(None, ["--seed", "4"])) == ["seed: 0 -> 4"]
+    assert differences(settings, load_config(None, ["--log_every", "7"]), also=["log_every"]) == ["log_every: 50 -> 7"]
 
 
 def test_command_line_refuses_with_status_2_and_no_traceback():

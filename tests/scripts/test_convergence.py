@@ -4,14 +4,19 @@ import json
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from scripts.config import validate
+from scripts.bench_convergence import Bench
+from scripts.config import save_config, validate
 from scripts.convergence import picture, results, search
+from scripts.convergence.pace import Pace
 from scripts.convergence.results import Outcome
 from scripts.convergence.tasks import TASKS
+from scripts.errors import UserError
 from scripts.occupied import occupied
 from tests.waiting import wait_until
 
@@ -130,6 +135,68 @@ def test_a_damaged_summary_is_named(text, tmp_path):
 def test_the_picture(tmp_path):
     picture.draw(AUTOENCODER, RUNS, 5.0, tmp_path / "results.png")
     assert (tmp_path / "results.png").stat().st_size > 20_000
+
+
+@pytest.fixture
+def one_run(tmp_path):
+    """A benchmark of six epochs, and a function that makes Adam's run of a name a finished one."""
+    bench = Bench(AUTOENCODER, tmp_path / "autoencoder", 6, 1, 1, Console(quiet=True))
+    adam = AUTOENCODER.contender("adam")
+
+    def finish(name, seed):
+        folder = bench.folder / "adam" / name
+        folder.mkdir(parents=True)
+        values = search.settings(AUTOENCODER, adam, dict(adam.start), seed, 6)
+        save_config(validate({**values, "out": "elsewhere", "keep": 1}), folder / "config.yaml")
+        line = {"kind": "eval", "epoch": 1, "step": 10, "test_loss": 4.0, "test_error": 4.0}
+        line |= {"seconds": 9.0, "compiling": 2.0}
+        (folder / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+        summary = {"finished": True, "refreshes": {"update": 0}, "memory": {"peak": 2**20}}
+        (folder / "summary.json").write_text(json.dumps(summary))
+        return folder
+
+    return bench, adam, finish
+
+
+@pytest.mark.parametrize("broke_down", [False, True])
+def test_a_finished_run_is_reused_only_with_its_own_settings(one_run, broke_down):
+    bench, adam, finish = one_run
+    folder = finish("seed-1", 1)
+    if broke_down:
+        (folder / "summary.json").unlink()
+        (folder / "failed.txt").write_text("not finite\n")
+    found = bench.run(adam, dict(adam.start), 1, "seed-1")
+    assert (found is None) == broke_down and bench.pace.done == 1 and bench.pace.seconds == []
+    rarer = replace(AUTOENCODER, settings={**AUTOENCODER.settings, "eval_every_steps": 7})
+    for other, values, changed in [
+        (replace(bench, epochs=8), {}, "epochs: 6 -> 8"),
+        (bench, {"adam.learning_rate": 0.5}, f"adam.learning_rate: {adam.start['adam.learning_rate']} -> 0.5"),
+        (replace(bench, task=rarer), {}, "-> 7"),
+    ]:
+        with pytest.raises(UserError, match=r"adam/seed-1: .* other settings .*remove the folder, or give") as caught:
+            other.run(adam, dict(adam.start) | values, 1, "seed-1")
+        assert changed in str(caught.value)
+
+
+def test_a_report_counts_the_trials_that_are_there_and_passes_over_tasks_without_runs(one_run):
+    folder = one_run[2]("seed-1", 1)
+    (folder.parent / "trials.jsonl").write_text('{"trial": 0}\n{"trial": 1}\n')
+    out = folder.parents[2]
+    job = bench("--report-only", "--task", "language", "autoencoder", "--out", out)
+    assert job.returncode == 0, job.stderr
+    assert "4.000 ± 0.000 | 4.000 | 1.00" in job.stdout
+    assert job.stdout.endswith("language: no first-order optimizer has finished, so that there is no target\n")
+    assert json.loads((out / "autoencoder" / "results.json").read_text())["trials"] == {"adam": 2}
+
+
+def test_the_time_left_is_told_by_the_runs_of_this_process():
+    pace = Pace(total=4, jobs=1)
+    pace.found()
+    assert pace.trained(300.0) == "300 s (run 2 of 4, about 10 min left)"
+    assert pace.trained(100.0) == "100 s (run 3 of 4, about 3 min left)"
+    assert pace.trained(5.0) == "5 s (run 4 of 4)"
+    language = Bench(TASKS["language"], Path(), 4, 3, 1, Console(quiet=True))
+    assert language.count([1, 2], ["adam", "thor_nt", "thor"]) == 2 * 3 + 3 * 2, "thor is tuned as thor_nt is"
 
 
 def bench(*arguments, timeout=60):
