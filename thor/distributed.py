@@ -12,8 +12,10 @@ The engine is MindSpore's own: AllReduce (sum), AllGather and Broadcast of float
 
 from __future__ import annotations
 
+import logging
+import os
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +28,8 @@ from thor import device
 from thor.compiled import entries_of, over
 from thor.packing import runs, triangle
 from thor.placement import PER, Grid
+
+logger = logging.getLogger("thor")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,6 +165,7 @@ def ranks_of_context(sharing: Sharing | None) -> Ranks | None:
                 f"ms.set_auto_parallel_context(parallel_mode=ms.ParallelMode.DATA_PARALLEL, gradients_mean=True) "
                 f"before THOR is made"
             )
+        _warn_of_workers(mode, os.environ)
         return None
     if mode != ms.ParallelMode.DATA_PARALLEL:
         raise RuntimeError(f"THOR trains with parallel_mode stand_alone or data_parallel, but it is {mode!r}")
@@ -169,6 +174,19 @@ def ranks_of_context(sharing: Sharing | None) -> Ranks | None:
     sharing = sharing or Sharing()
     count = get_group_size()
     return Ranks(get_rank(), Grid.from_fraction(count, sharing.grad_worker_fraction), sharing) if count > 1 else None
+
+
+def _warn_of_workers(mode: str, environment: Mapping[str, str]) -> None:
+    """Networks of their own are not always wrong under msrun, but nothing else would show that they were not meant."""
+    count = environment.get("MS_WORKER_NUM", "")
+    if environment.get("MS_ROLE") == "MS_WORKER" and count.isdecimal() and int(count) > 1:
+        logger.warning(
+            "this process is one of %d workers (MS_WORKER_NUM), but parallel_mode is %r: each trains a network of its "
+            "own; to train one together call init() and "
+            "ms.set_auto_parallel_context(parallel_mode=ms.ParallelMode.DATA_PARALLEL, gradients_mean=True) "
+            "before THOR is made",
+            int(count), mode,
+        )  # fmt: skip
 
 
 class Sums(nn.Cell):
