@@ -1,0 +1,62 @@
+"""docs/training.md: its tables are those of the settings, and its example of a network of one's own trains."""
+
+import re
+import shlex
+
+import pytest
+
+from scripts import docs_settings, settings, train
+from scripts.docs_words import WORDS
+from scripts.recorder import read_metrics
+from tests.scripts.tiny import write_set
+
+PAGE = docs_settings.PAGE.read_text(encoding="utf-8")
+
+
+def test_the_page_has_the_settings_of_today():
+    assert docs_settings.renewed(PAGE) == PAGE, "settings have changed: python scripts/docs_settings.py"
+
+
+@pytest.mark.parametrize(
+    ("key", "row"),
+    [
+        ("thor.damping_schedule", "a shape, or a block [Schedule](#schedule), or null | `null` | Another way"),
+        ("data.crop", "whole number >= 0, <= 14 | `0` | Random shift"),
+        ("thor.interval", "a number of steps, or a block [Interval](#interval) | `100` | Steps between"),
+        ("thor.clip", "number > 0, or null | `null` | Bound on the norm of a step; null for no bound."),
+        ("tensorboard", "true, false | `false` | Also write"),
+        ("loss_scale", "a fixed factor, or `dynamic` | `1` | Factor on the loss"),
+        ("end", "whole number >= 1 | needed | Steps between"),
+    ],
+)
+def test_what_a_line_says(key, row):
+    assert f"\n| `{key}` | {row}" in docs_settings.renewed(docs_settings.MARK)
+
+
+def test_a_page_without_the_mark_is_refused():
+    with pytest.raises(ValueError, match=r"training\.md: the line '<!-- .*' is missing: set it where the tables begin"):
+        docs_settings.renewed("# Training\n")
+
+
+def test_no_setting_has_two_meanings():
+    """Words given here for a setting that its class tells of would be passed over."""
+    owners = [getattr(settings, key.partition(".")[0]) for key in WORDS if "." in key]
+    names = [key.partition(".")[2] for key in WORDS if "." in key]
+    assert all(name in owner.model_fields for owner, name in zip(owners, names, strict=True))
+    assert not any(name in docs_settings.documented(owner) for owner, name in zip(owners, names, strict=True))
+
+
+@pytest.mark.parametrize("network", ["Mlp", "WordPairs"])
+def test_the_networks_of_the_page_train_as_it_says(network, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "mynet.py").write_text(re.search(r"```python\n(.*?)```", PAGE, re.DOTALL)[1])
+    command = re.search(rf"^python scripts/train\.py (--network mynet:{network} .*)$", PAGE, re.MULTILINE)[1]
+    if network == "Mlp":
+        small = ["--data.folder", str(write_set(tmp_path / "images"))]
+    else:
+        (tmp_path / "words.txt").write_text("one fine day the small cat sat on the red mat . " * 80)
+        small = ["--data.folder", str(tmp_path / "words.txt"), "--data.length", "16", "--data.vocabulary", "100"]
+    assert train.main([*shlex.split(command), *small, "--batch_size", "8", "--device", "CPU"]) == 0
+    (run,) = (tmp_path / "runs").iterdir()
+    assert any("test_accuracy" in line for line in read_metrics(run))
