@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from scripts.bench_convergence import Bench
-from scripts.config import save_config, validate
+from scripts.config import differences, load_config, save_config, validate
 from scripts.convergence import picture, results, search
 from scripts.convergence.pace import Pace
 from scripts.convergence.results import Outcome
@@ -236,13 +236,22 @@ def test_asked_to_end_alone_it_ends_its_training_too(number, tmp_path):
 
 
 @pytest.mark.slow
-def test_quick_mode_of_one_optimizer_is_not_done_again(tmp_path):
-    one = ["--quick", "--contenders", "adam", "--out", tmp_path]
-    first = bench(*one, timeout=300)
+def test_quick_mode_of_both_orders_is_not_done_again(tmp_path):
+    """Adam sets the target; THOR is tuned for it without a trace rule, and with one takes over what was found."""
+    three = ["--quick", "--contenders", "adam", "thor_nt", "thor", "--out", tmp_path]
+    first = bench(*three, timeout=600)
     assert first.returncode == 0, first.stderr
-    assert "quick adam trial-1: test_error" in first.stdout and "quick adam seed-1" in first.stdout
-    trials = [json.loads(line) for line in (tmp_path / "quick" / "adam" / "trials.jsonl").read_text().splitlines()]
-    assert [line["trial"] for line in trials] == [0, 1] and all(line["test_error"] > 0 for line in trials)
-    again = bench(*one, timeout=60)
-    assert again.returncode == 0 and "seed-1" not in again.stdout, "finished runs are read, not repeated"
-    assert json.loads((tmp_path / "quick" / "results.json").read_text())["set_by"] == "adam"
+    done = [line.split(":")[0] for line in first.stdout.splitlines() if line.startswith("quick ")]
+    tuning = [f"quick {name} {run}" for name in ("adam", "thor_nt") for run in ("trial-0", "trial-1", "seed-1")]
+    assert done == [*tuning, "quick thor seed-1"] and "(run 7 of 7)" in first.stdout
+    folder = tmp_path / "quick"
+    for name in ("adam", "thor_nt"):
+        trials = [json.loads(line) for line in (folder / name / "trials.jsonl").read_text().splitlines()]
+        assert [line["trial"] for line in trials] == [0, 1] and all(line["test_error"] > 0 for line in trials)
+    tuned, with_rule = (load_config(folder / name / "seed-1" / "config.yaml") for name in ("thor_nt", "thor"))
+    assert {change.split(":")[0].rsplit(".", 1)[0] for change in differences(tuned, with_rule)} == {"thor.refresh"}
+    again = bench(*three, timeout=60)
+    assert again.returncode == 0 and "quick adam" not in again.stdout, "finished runs are read, not repeated"
+    found = json.loads((folder / "results.json").read_text())
+    assert (found["set_by"], found["trials"]) == ("adam", {"adam": 2, "thor_nt": 2})
+    assert [row["contender"] for row in found["rows"]] == ["adam", "thor_nt", "thor"]
