@@ -157,6 +157,8 @@ _groups: set[str] = set()  # MindSpore makes a group of a name once in a process
 
 def ranks_of_context(sharing: Sharing | None) -> Ranks | None:
     """The ranks that the parallel context tells of; None for one device alone."""
+    if sharing is not None and not isinstance(sharing, Sharing):
+        raise TypeError(f"sharing must be a thor.Sharing or None, but got {sharing!r} of type {type(sharing).__name__}")
     mode = ms.get_auto_parallel_context("parallel_mode")
     if mode == ms.ParallelMode.STAND_ALONE:
         if sharing is not None:

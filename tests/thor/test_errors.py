@@ -48,6 +48,7 @@ OPTIONS = [
     ({"max_bad_steps": 0}, ValueError, ("max_bad_steps", "0", "at least 1")),
     ({"inverse": "qr"}, ValueError, ("inverse", "'qr'", "lapack, cholesky, newton-schulz")),
     ({"inner": "adam"}, TypeError, ("inner", "str", "nn.Optimizer")),
+    ({"sharing": 0.5}, TypeError, ("sharing", "0.5", "thor.Sharing")),
 ]
 
 
