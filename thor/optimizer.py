@@ -51,7 +51,8 @@ class THOR(nn.Cell):
         momentum, weight_decay: of the default inner Momentum.
         block_size: the largest diagonal block of a factor; a :class:`thor.BlockPlan`; the path of a profile that
             ``thor profile`` wrote; or "auto", which profiles at the first step and keeps the result for the next run.
-        split, rank: what is kept beside the blocks, see :mod:`thor.blocks`.
+        split, rank: what is kept beside the blocks, see :mod:`thor.blocks`; None for "block+mean" and 16, or for those
+            of a BlockPlan, beside which they must be None.
         refresh: the trace rule; ``TraceRule.thor()``, ``.thor_stop()`` and ``.thor_nt()`` are the paper's.
         interval: steps from one candidate refresh to the next, int or callable (:class:`thor.GrowingInterval`).
         factor_interval: steps from one gathering of factors to the next. None: a tenth of ``interval``, or ``interval``
@@ -75,7 +76,7 @@ class THOR(nn.Cell):
 
     def __init__(
         self, net: nn.Cell, learning_rate: Any, damping: Any, momentum: float = 0.9, weight_decay: float = 0.0, *,
-        block_size: Any = 128, split: str = "block+mean", rank: int = 16, refresh: TraceRule = DEFAULT_RULE,
+        block_size: Any = 128, split: str | None = None, rank: int | None = None, refresh: TraceRule = DEFAULT_RULE,
         interval: Any = 100, factor_interval: Any = None, factor_decay: float = 0.95,
         inner: nn.Optimizer | None = None, loss_scale: Any = 1.0, clip: float | None = None, skip: Any = (),
         params: Any = None, weight_decay_mode: str = "coupled", inverse: str | None = None, max_bad_steps: int = 10,

@@ -53,13 +53,23 @@ class Options:
         return every if self.factor_decay == 0 else max(1, every // GATHERS_PER_INTERVAL)
 
 
-def block_plan(block_size: Any, split: str, rank: int) -> BlockPlan:
-    """The plan that ``block_size`` stands for: an int, a plan as it is, or a profile's file; "auto" is not for here."""
+def block_plan(block_size: Any, split: str | None, rank: int | None) -> BlockPlan:
+    """The plan that ``block_size`` stands for: an int, a plan as it is, or a profile's file; "auto" is not for here.
+
+    A split or rank of None is BlockPlan's own default.
+    """
+    given: dict[str, Any] = {name: x for name, x in (("split", split), ("rank", rank)) if x is not None}
     if isinstance(block_size, BlockPlan):
+        if given:
+            name, value = next(iter(given.items()))
+            raise ValueError(
+                f"{name} must be None where block_size is a thor.BlockPlan, which has its own, but got {value!r}: "
+                f"set it in the plan, thor.BlockPlan({name}={value!r}, ...)"
+            )
         return block_size
     if isinstance(block_size, (str, os.PathLike)):
         try:
-            return Profile.load(os.fspath(block_size)).plan(split=split, rank=rank)
+            return Profile.load(os.fspath(block_size)).plan(**given)
         except ProfileError as error:
             raise ProfileError(
                 f"block_size must be an int, 'auto', the path of a profile or a thor.BlockPlan, "
@@ -70,7 +80,7 @@ def block_plan(block_size: Any, split: str, rank: int) -> BlockPlan:
             f"block_size must be an int of at least 1, 'auto', the path of a profile or a thor.BlockPlan, "
             f"but got {block_size!r} of type {type(block_size).__name__}"
         )
-    return BlockPlan(block_size=block_size, split=split, rank=rank)
+    return BlockPlan(block_size=block_size, **given)
 
 
 def skip_patterns(skip: Any) -> tuple[str, ...]:

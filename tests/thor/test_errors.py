@@ -32,6 +32,8 @@ OPTIONS = [
     ({"block_size": 12.5}, TypeError, ("block_size", "12.5", "int", "BlockPlan")),
     ({"split": "rows"}, ValueError, ("split", "'rows'", "block+rank")),
     ({"rank": 0}, ValueError, ("rank", "0", "at least 1")),
+    ({"block_size": BlockPlan(), "split": "block"}, ValueError, ("split", "'block'", "None", "thor.BlockPlan(split=")),
+    ({"block_size": BlockPlan(), "rank": 8}, ValueError, ("rank", "8", "None", "thor.BlockPlan(rank=8")),
     ({"refresh": 0.01}, TypeError, ("refresh", "0.01", "TraceRule")),
     ({"factor_decay": 1.0}, ValueError, ("factor_decay", "1.0", "less than 1")),
     ({"factor_decay": -0.1}, ValueError, ("factor_decay", "-0.1", "at least 0")),
