@@ -48,11 +48,10 @@ class THOR(nn.Cell):
         learning_rate: number, callable of the step, or anything ``nn.Momentum`` takes; None leaves ``inner``'s alone.
         damping: what is added to the Fisher block before inversion, number or callable of the step. Large values turn
             the direction to the gradient's and shrink the step; start at 0.03 and lower it as training settles.
-        momentum, weight_decay: of the default inner Momentum.
+        momentum, weight_decay: of the default inner Momentum; momentum None is 0.9, and must be None beside ``inner``.
         block_size: the largest diagonal block of a factor; a :class:`thor.BlockPlan`; the path of a profile that
             ``thor profile`` wrote; or "auto", which profiles at the first step and keeps the result for the next run.
-        split, rank: what is kept beside the blocks, see :mod:`thor.blocks`; None for "block+mean" and 16, or for those
-            of a BlockPlan, beside which they must be None.
+        split, rank: what is kept beside the blocks (:mod:`thor.blocks`); None: "block+mean" and 16, or a plan's own.
         refresh: the trace rule; ``TraceRule.thor()``, ``.thor_stop()`` and ``.thor_nt()`` are the paper's.
         interval: steps from one candidate refresh to the next, int or callable (:class:`thor.GrowingInterval`).
         factor_interval: steps from one gathering of factors to the next. None: a tenth of ``interval``, or ``interval``
@@ -62,7 +61,7 @@ class THOR(nn.Cell):
         factor_decay: of the factors' running average, which is bias-corrected; 0 keeps the last batch only.
         inner: the optimizer that moves the weights; None for ``nn.Momentum``.
         loss_scale: number, :class:`thor.DynamicLossScale` or a ``mindspore.amp`` scaler.
-        clip: largest step in the norm of the curvature (kl clip), usually 1e-3. None for no limit, as with Adam inside.
+        clip: largest step in the norm of the curvature (kl clip), usually 1e-3; None: no limit. For Momentum and SGD.
         clip_each: largest norm of each weight's gradient, before it is preconditioned. None for no limit.
         skip: regular expressions; layers whose name matches take the plain gradient.
         norms: whether scale and shift of normalisation layers are preconditioned, by their diagonal Fisher.
@@ -75,8 +74,8 @@ class THOR(nn.Cell):
     """
 
     def __init__(
-        self, net: nn.Cell, learning_rate: Any, damping: Any, momentum: float = 0.9, weight_decay: float = 0.0, *,
-        block_size: Any = 128, split: str | None = None, rank: int | None = None, refresh: TraceRule = DEFAULT_RULE,
+        self, net: nn.Cell, learning_rate: Any, damping: Any, momentum: float | None = None, weight_decay: float = 0.0,
+        *, block_size: Any = 128, split: str | None = None, rank: int | None = None, refresh: TraceRule = DEFAULT_RULE,
         interval: Any = 100, factor_interval: Any = None, factor_decay: float = 0.95,
         inner: nn.Optimizer | None = None, loss_scale: Any = 1.0, clip: float | None = None, skip: Any = (),
         params: Any = None, weight_decay_mode: str = "coupled", inverse: str | None = None, max_bad_steps: int = 10,

@@ -12,6 +12,7 @@ from typing import Any
 import mindspore as ms
 from mindspore import nn
 
+import first_order
 from first_order.checks import flag, number
 from thor.blocks import BlockPlan, check_int
 from thor.profile.records import Profile, ProfileError
@@ -19,9 +20,12 @@ from thor.refresh import TraceRule
 from thor.schedules import HostSchedule
 
 DEFAULT_BLOCK_SIZE = 128
+DEFAULT_MOMENTUM = 0.9
 WEIGHT_DECAY_MODES = ("coupled", "decoupled")
 #: Of the steps between two refreshes, how many gather factors for the running average.
 GATHERS_PER_INTERVAL = 10
+#: Optimizers whose step is learning rate x direction, through momentum at the most: that is what ``clip`` bounds.
+ALONG_DIRECTION = (nn.Momentum, nn.SGD, first_order.Momentum)
 
 
 @dataclass(frozen=True)
@@ -133,6 +137,35 @@ def read_options(
     )
 
 
+def check_inner(inner: Any, momentum: Any, options: Options, params: Any) -> None:
+    """Refuse what is no optimizer, and settings that mean nothing beside this one."""
+    if not isinstance(inner, nn.Optimizer):
+        raise TypeError(f"inner must be an nn.Optimizer over the network's weights, but got {type(inner).__name__}")
+    name = type(inner).__name__
+    if momentum is not None:
+        raise ValueError(
+            f"momentum must be None beside inner, for it is the default Momentum's, but got {momentum!r}: "
+            f"set it on {name}"
+        )
+    if params is not None:
+        raise ValueError("params belongs to the default Momentum; give the groups to inner itself")
+    if inner.loss_scale != 1.0:
+        raise ValueError(
+            f"inner must have a loss_scale of 1, for THOR's directions are unscaled already, but got {name} with "
+            f"{inner.loss_scale}: give it to THOR, loss_scale={inner.loss_scale}"
+        )
+    if options.clip is not None and not isinstance(inner, ALONG_DIRECTION):
+        raise ValueError(
+            f"clip must be None with {name} inside, whose step is not learning rate x direction, but got "
+            f"{options.clip}: leave it out, or let nn.Momentum, nn.SGD or first_order.Momentum move the weights"
+        )
+    if options.weight_decay and options.weight_decay_mode == "coupled":
+        raise ValueError(
+            f"weight_decay={options.weight_decay} is inner's to apply: set it on inner, "
+            f"or use weight_decay_mode='decoupled'"
+        )
+
+
 def inner_optimizer(
     net: nn.Cell, inner: Any, learning_rate: Any, momentum: Any, options: Options, params: Any
 ) -> tuple[nn.Optimizer, HostSchedule | None]:
@@ -155,16 +188,15 @@ def inner_optimizer(
         weights = list(net.trainable_params()) if params is None else params
         if not weights:
             raise ValueError("net has no trainable weights: nothing to optimize")
-        return nn.Momentum(weights, initial, number("momentum", momentum, 0.0, 1.0, open_high=True), decay), schedule
-    if not isinstance(inner, nn.Optimizer):
-        raise TypeError(f"inner must be an nn.Optimizer over the network's weights, but got {type(inner).__name__}")
-    if params is not None:
-        raise ValueError("params belongs to the default Momentum; give the groups to inner itself")
-    if options.weight_decay and options.weight_decay_mode == "coupled":
-        raise ValueError(
-            f"weight_decay={options.weight_decay} is inner's to apply: set it on inner, "
-            f"or use weight_decay_mode='decoupled'"
-        )
+        keep = number("momentum", DEFAULT_MOMENTUM if momentum is None else momentum, 0.0, 1.0, open_high=True)
+        default = nn.Momentum(weights, initial, keep, decay)
+        if schedule is not None and default.is_group_lr:
+            raise ValueError(
+                f"learning_rate must be a number, a list, a Tensor or a MindSpore schedule where a group of params has "
+                f"an lr of its own, but got the callable {learning_rate!r}: the host writes one rate for all weights"
+            )
+        return default, schedule
+    check_inner(inner, momentum, options, params)
     if learning_rate is not None and schedule is None:
         if not isinstance(learning_rate, Real):
             raise TypeError("with inner, learning_rate must be None (inner's own), a number or a callable of the step")

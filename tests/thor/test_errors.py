@@ -1,10 +1,13 @@
 """What cannot work is refused, with the name, the value and what is allowed."""
 
+from functools import partial
+
 import mindspore as ms
 import numpy as np
 import pytest
 from mindspore import Parameter, Tensor, nn
 
+import first_order
 import thor
 from tests.networks import Mixed, Mlp, batch, make, squared_error, values
 from thor import THOR, BlockPlan, TraceRule, TrainStep
@@ -197,6 +200,39 @@ def test_an_inner_optimizer_keeps_its_own_settings():
     scheduled = nn.Adam(net.trainable_params(), nn.ExponentialDecayLR(0.1, 0.9, 4))
     with pytest.raises(ValueError, match="inner has a learning-rate schedule or groups of its own"):
         THOR(net, 0.1, 0.1, inner=scheduled)
+    with pytest.raises(ValueError, match="momentum must be None beside inner.* got 0.9: set it on Adam"):
+        THOR(net, None, 0.1, 0.9, inner=nn.Adam(net.trainable_params()))
+
+
+@pytest.mark.parametrize("kind", [nn.Adam, nn.SGD, first_order.Adafactor])
+def test_an_inner_optimizer_must_not_divide_by_a_loss_scale_again(kind):
+    net = Mlp()
+    with pytest.raises(ValueError, match=f"loss_scale of 1.* got {kind.__name__} with 8.0: .*THOR, loss_scale=8.0"):
+        THOR(net, None, 0.1, inner=kind(net.trainable_params(), 0.1, loss_scale=8.0))
+
+
+class OwnMomentum(first_order.Momentum):
+    pass
+
+
+@pytest.mark.parametrize("kind", [nn.Adam, nn.RMSProp, first_order.Adam, first_order.Adafactor])
+def test_a_clip_is_refused_where_the_step_is_not_rate_times_direction(kind):
+    net = Mlp()
+    with pytest.raises(ValueError, match=f"clip must be None with {kind.__name__} inside.* got 0.001: leave it out"):
+        THOR(net, None, 0.1, clip=1e-3, inner=kind(net.trainable_params(), 0.1))
+
+
+@pytest.mark.parametrize("kind", [nn.SGD, partial(nn.Momentum, momentum=0.9), OwnMomentum])
+def test_a_clip_is_taken_with_momentum_and_sgd_inside(kind):
+    net = Mlp()
+    assert THOR(net, None, 0.1, clip=1e-3, inner=kind(net.trainable_params(), learning_rate=0.1)).options.clip == 1e-3
+
+
+def test_a_callable_learning_rate_is_refused_beside_groups_with_their_own():
+    net = Mlp()
+    groups = [{"params": net.layers[0].trainable_params(), "lr": 0.2}, {"params": net.layers[1].trainable_params()}]
+    with pytest.raises(ValueError, match="learning_rate must be a number, .* where a group of params has an lr"):
+        THOR(net, lambda step: 0.1, 0.1, params=groups)
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,8 @@ def test_with_schedules_and_a_growing_interval(tmp_path):
 def test_with_another_inner_optimizer(inner, tmp_path):
     def build(seed):
         net = Mlp(seed=seed)
-        optimizer, step = make(net, **(SETTINGS | {"lr": None, "inner": inner(net.trainable_params())}))
+        beside = {"lr": None, "momentum": None, "inner": inner(net.trainable_params())}
+        optimizer, step = make(net, **(SETTINGS | beside))
         return net, optimizer, step
 
     check(build, tmp_path, at=3, more=5)

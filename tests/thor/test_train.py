@@ -158,7 +158,7 @@ INNERS = {
 def test_any_optimizer_may_move_the_weights(kind):
     """With identity caches THOR steps exactly as its inner optimizer does alone; with curvature it goes on."""
     ours, theirs = Mlp(), Mlp()
-    optimizer, step = make(ours, lr=None, inner=INNERS[kind](ours.trainable_params()), momentum=0.0)
+    optimizer, step = make(ours, lr=None, inner=INNERS[kind](ours.trainable_params()))
     never(optimizer)
     alone = INNERS[kind](theirs.trainable_params())
     for seed in range(3):
