@@ -67,7 +67,7 @@ class THOR(nn.Cell):
         norms: whether scale and shift of normalisation layers are preconditioned, by their diagonal Fisher.
         params: parameter groups for the default Momentum, as ``nn.Optimizer`` takes them.
         weight_decay_mode: "coupled": added to the preconditioned direction, through momentum (the released THOR);
-            "decoupled": w <- (1 - lr weight_decay) w, apart from the step.
+            "decoupled": w <- (1 - lr weight_decay) w, apart from the step, whatever moves the weights.
         inverse: "lapack", "cholesky" or "newton-schulz"; None for what suits the device.
         sharing: how the ranks of a data-parallel job share the inverses (:class:`thor.Sharing`); None for its defaults.
         max_bad_steps: non-finite steps in a row, each skipped whole, after which training stops with an error.
@@ -99,7 +99,8 @@ class THOR(nn.Cell):
         self._scale_rule: scales.DynamicLossScale | None
         scale, self._scale_rule = scales.read(loss_scale)
         self._inverter = Inverter(device.inverse_method(inverse))
-        self.inner, self._rate = inner_optimizer(net, inner, learning_rate, momentum, self.options, params)
+        moving = inner_optimizer(net, inner, learning_rate, momentum, self.options, params)
+        self.inner, self._rate, self.options = moving
         object.__setattr__(self, "_net", net)  # not a child: the network saves its own weights under its own names
         self._history: list[RefreshRecord] = []
         chosen = self._targets()

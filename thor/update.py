@@ -65,6 +65,9 @@ class Update(nn.Cell):
     With ``clip``, the captured directions are scaled by min(1, sqrt(clip / sum lr^2 <g, d>)): the step's size in the
     norm of the curvature, twice its KL divergence to second order, stays below ``clip`` (Ba, Grosse & Martens 2017).
 
+    ``decay`` is decoupled, w <- (1 - lr decay) w before the step: one for each of the inner optimizer's weights, or one
+    number for all.
+
     With ``clip_each``, each weight's gradient is first scaled to at most that norm. In a data-parallel job whose ranks
     hold some layers' inverses only, each preconditions those, and the directions are summed over a row of ranks, of
     which one has the layer's and the others zeros.
@@ -76,7 +79,7 @@ class Update(nn.Cell):
     """
 
     def __init__(
-        self, inner: nn.Optimizer, layers: list[Layer], clip: float | None, decay: float,
+        self, inner: nn.Optimizer, layers: list[Layer], clip: float | None, decay: float | tuple[float, ...],
         clip_each: float | None = None, ranks: Ranks | None = None,
     ):  # fmt: skip
         super().__init__(auto_prefix=False)
@@ -102,8 +105,8 @@ class Update(nn.Cell):
         self.across = self._sums_over_row(ranks)
         self.clip = 0.0 if clip is None else float(clip)
         self.clip_each = 0.0 if clip_each is None else float(clip_each)
-        self.decay = float(decay)
-        self.decay_at = tuple(i for i in self.indices if inner.decay_flags[i]) if decay else ()
+        self.decays = decay if isinstance(decay, tuple) else (float(decay),) * len(self.indices)
+        self.decay_at = tuple(i for i in self.indices if self.decays[i])
 
     def _sums_over_row(self, ranks: Ranks | None) -> Sums | None:
         """How ranks hand each other directions; None where each computes all of them."""
@@ -129,7 +132,7 @@ class Update(nn.Cell):
         finite = ops.isfinite(total)
         if finite:
             for i in self.decay_at:
-                ops.assign(self.weights[i], self.weights[i] * (1.0 - self._rate(i) * self.decay))
+                ops.assign(self.weights[i], self.weights[i] * (1.0 - self._rate(i) * self.decays[i]))
             loss = ops.depend(loss, self.inner(directions))
         return loss, finite
 
