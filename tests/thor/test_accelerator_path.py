@@ -40,7 +40,8 @@ dense, step = make(
 for k in range(6):
     step(*batch(seed=k))
 others = {"clip_each": 1.0, "factor_share": 0.5, "norms": True, "loss_fn": pairs.per_example, **settings}
-rank, position = (thor.BlockPlan(block_size=2, split="block+rank", rank=1, order=order) for order in ("channel", "position"))
+cut = {"block_size": 2, "split": "block+rank", "rank": 1}
+rank, position = thor.BlockPlan(**cut), thor.BlockPlan(**cut, order="position")
 for net, data, plan in (
     (pairs.Words(), pairs.words(), 2), (pairs.Tied(), pairs.words(outputs=pairs.VOCABULARY), rank),
     (pairs.Images(), pairs.pixels(), position),
