@@ -14,9 +14,10 @@ from thor import capture, convolution, device
 from thor import loss_scale as scales
 from thor.distributed import Sharing, ranks_of_context
 from thor.exchange import PieceExchange, placement_of
+from thor.inner import inner_optimizer
 from thor.inverter import Inverter, Job
 from thor.layers import Layer, cuts_of
-from thor.options import inner_optimizer, read_options
+from thor.options import read_options
 from thor.parameters import float_parameter, int_parameter, read, write
 from thor.profile import auto
 from thor.profile.records import Profile
@@ -100,7 +101,7 @@ class THOR(nn.Cell):
         scale, self._scale_rule = scales.read(loss_scale)
         self._inverter = Inverter(device.inverse_method(inverse))
         moving = inner_optimizer(net, inner, learning_rate, momentum, self.options, params)
-        self.inner, self._rate, self.options = moving
+        self.inner, self._rate, self.decays = moving
         object.__setattr__(self, "_net", net)  # not a child: the network saves its own weights under its own names
         self._history: list[RefreshRecord] = []
         chosen = self._targets()

@@ -5,14 +5,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from numbers import Real
+from dataclasses import dataclass
 from typing import Any
 
-import mindspore as ms
-from mindspore import nn
-
-import first_order
 from first_order.checks import flag, number
 from thor.blocks import BlockPlan, check_int
 from thor.profile.records import Profile, ProfileError
@@ -20,12 +15,9 @@ from thor.refresh import TraceRule
 from thor.schedules import HostSchedule
 
 DEFAULT_BLOCK_SIZE = 128
-DEFAULT_MOMENTUM = 0.9
 WEIGHT_DECAY_MODES = ("coupled", "decoupled")
 #: Of the steps between two refreshes, how many gather factors for the running average.
 GATHERS_PER_INTERVAL = 10
-#: Optimizers whose step is learning rate x direction, through momentum at the most: that is what ``clip`` bounds.
-ALONG_DIRECTION = (nn.Momentum, nn.SGD, first_order.Momentum)
 
 
 @dataclass(frozen=True)
@@ -41,7 +33,7 @@ class Options:
     auto: bool  # the plan is a stand-in until a profile has chosen
     clip: float | None
     clip_each: float | None
-    weight_decay: Any  # a number; once inner is known and where decoupled, one for each of its weights
+    weight_decay: float
     weight_decay_mode: str
     skip: tuple[str, ...]
     norms: bool
@@ -135,123 +127,3 @@ def read_options(
         max_bad_steps=check_int("max_bad_steps", max_bad_steps, 1),
         factor_share=number("factor_share", factor_share, 0.0, 1.0, open_low=True),
     )
-
-
-def without_decays(groups: list[dict[str, Any]], default: float) -> tuple[list[dict[str, Any]], dict[int, float]]:
-    """Parameter groups as Momentum is to have them where decay is decoupled, and each weight's decay, by its id.
-
-    As nn.Optimizer has it, a group's own decay or else ``default`` is for all its weights, whatever their names.
-    """
-    plain: list[dict[str, Any]] = []
-    decays: dict[int, float] = {}
-    for index, group in enumerate(groups):
-        decay = number(f"weight_decay of params[{index}]", group.get("weight_decay", default), 0.0)
-        decays |= {id(weight): decay for weight in group.get("params", ())}
-        plain.append({key: value for key, value in group.items() if key != "weight_decay"})
-    return plain, decays
-
-
-def decays_by_name(weights: Iterable[Any], decay: float) -> dict[int, float]:
-    """Each weight's decay, by its id, by nn.Optimizer's rule (its ``decay_filter``) for weights outside groups."""
-    return {id(w): 0.0 if "beta" in w.name or "gamma" in w.name else decay for w in weights}
-
-
-def decays_itself(inner: nn.Optimizer) -> bool:
-    """Whether weights decay by ``inner``'s own doing."""
-    # Adafactor tells nn.Optimizer nothing of its decay
-    own = inner.param_groups if isinstance(inner, first_order.Adafactor) else ()
-    return bool(inner.exec_weight_decay) or any(group["weight_decay"] for group in own)
-
-
-def check_inner(inner: Any, momentum: Any, options: Options, params: Any) -> None:
-    """Refuse what is no optimizer, and settings that mean nothing beside this one."""
-    if not isinstance(inner, nn.Optimizer):
-        raise TypeError(f"inner must be an nn.Optimizer over the network's weights, but got {type(inner).__name__}")
-    name = type(inner).__name__
-    if momentum is not None:
-        raise ValueError(
-            f"momentum must be None beside inner, for it is the default Momentum's, but got {momentum!r}: "
-            f"set it on {name}"
-        )
-    if params is not None:
-        raise ValueError("params belongs to the default Momentum; give the groups to inner itself")
-    if inner.loss_scale != 1.0:
-        raise ValueError(
-            f"inner must have a loss_scale of 1, for THOR's directions are unscaled already, but got {name} with "
-            f"{inner.loss_scale}: give it to THOR, loss_scale={inner.loss_scale}"
-        )
-    if options.clip is not None and not isinstance(inner, ALONG_DIRECTION):
-        raise ValueError(
-            f"clip must be None with {name} inside, whose step is not learning rate x direction, but got "
-            f"{options.clip}: leave it out, or let nn.Momentum, nn.SGD or first_order.Momentum move the weights"
-        )
-    if options.weight_decay and options.weight_decay_mode == "coupled":
-        raise ValueError(
-            f"weight_decay={options.weight_decay} is inner's to apply: set it on inner, "
-            f"or use weight_decay_mode='decoupled'"
-        )
-    if options.weight_decay and decays_itself(inner):
-        raise ValueError(
-            f"inner must have no weight_decay of its own, nor in a group, where THOR's is decoupled, but got {name} "
-            f"with one: leave it to weight_decay={options.weight_decay}, or leave THOR's out"
-        )
-
-
-def default_momentum(
-    net: nn.Cell, initial: Any, momentum: Any, options: Options, params: Any
-) -> tuple[nn.Momentum, dict[int, float]]:
-    """nn.Momentum over the network's weights or ``params``, and what of each weight decays apart from it."""
-    weights = net.trainable_params() if params is None else params
-    if not isinstance(weights, Iterable):
-        raise TypeError(f"params must be a list of Parameters or of groups, but got {params!r}")
-    weights = list(weights)  # an iterator could be read once only
-    if not weights:
-        raise ValueError("net has no trainable weights: nothing to optimize")
-    keep = number("momentum", DEFAULT_MOMENTUM if momentum is None else momentum, 0.0, 1.0, open_high=True)
-    if options.weight_decay_mode == "coupled":
-        return nn.Momentum(weights, initial, keep, options.weight_decay), {}
-    decays: dict[int, float] = {}
-    if all(isinstance(item, dict) for item in weights):
-        weights, decays = without_decays(weights, options.weight_decay)
-    default = nn.Momentum(weights, initial, keep)
-    return default, decays or decays_by_name(default.parameters, options.weight_decay)
-
-
-def inner_optimizer(
-    net: nn.Cell, inner: Any, learning_rate: Any, momentum: Any, options: Options, params: Any
-) -> tuple[nn.Optimizer, HostSchedule | None, Options]:
-    """The optimizer that moves the weights, the host schedule of its learning rate, if it has one, and the options.
-
-    A number, a list, a Tensor or a MindSpore schedule goes to the optimizer itself; a callable of the step is read on
-    the host and written into its ``learning_rate``. Where decay is decoupled, the options have it weight by weight.
-    """
-    if isinstance(learning_rate, bool) or isinstance(learning_rate, str):
-        raise TypeError(f"learning_rate must be a number or a schedule, but got {learning_rate!r}")
-    is_schedule = callable(learning_rate) and not isinstance(learning_rate, (nn.Cell, ms.Tensor))
-    schedule = HostSchedule("learning_rate", learning_rate, above=False) if is_schedule else None
-    if isinstance(learning_rate, Real):
-        number("learning_rate", learning_rate, 0.0)
-    if inner is None:
-        if learning_rate is None:
-            raise ValueError("learning_rate must be a number or a schedule where inner is None, but got None")
-        initial = float(schedule(0)) if schedule else learning_rate
-        inner, decays = default_momentum(net, initial, momentum, options, params)
-        if schedule is not None and inner.is_group_lr:
-            raise ValueError(
-                f"learning_rate must be a number, a list, a Tensor or a MindSpore schedule where a group of params has "
-                f"an lr of its own, but got the callable {learning_rate!r}: the host writes one rate for all weights"
-            )
-    else:
-        check_inner(inner, momentum, options, params)
-        decays = decays_by_name(inner.parameters, options.weight_decay)
-        if learning_rate is not None and schedule is None:
-            if not isinstance(learning_rate, Real):
-                raise TypeError(
-                    "with inner, learning_rate must be None (inner's own), a number or a callable of the step"
-                )
-            schedule = HostSchedule("learning_rate", float(learning_rate), above=False)
-        if schedule is not None and (inner.dynamic_lr or inner.is_group_lr):
-            raise ValueError("inner has a learning-rate schedule or groups of its own: pass learning_rate=None")
-    if options.weight_decay_mode == "decoupled":
-        options = replace(options, weight_decay=tuple(decays[id(weight)] for weight in inner.parameters))
-    return inner, schedule, options

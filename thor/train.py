@@ -71,9 +71,8 @@ class TrainStep(nn.Cell):
     def _bind(self) -> None:
         """Take up the optimizer's layers and state, once they are what they will be."""
         optimizer, options = self.optimizer, self.optimizer.options
-        decay = options.weight_decay if options.weight_decay_mode == "decoupled" else 0.0
-        ranks = optimizer.ranks
-        self._update = Update(optimizer.inner, optimizer._captured, options.clip, decay, options.clip_each, ranks)
+        ranks, decays = optimizer.ranks, optimizer.decays
+        self._update = Update(optimizer.inner, optimizer._captured, options.clip, decays, options.clip_each, ranks)
         if ranks is not None:
             same_everywhere(ranks, settings_to_share(optimizer, self.accumulate))
             ranks.copy_first(list(self.network.get_parameters()))

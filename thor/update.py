@@ -65,8 +65,7 @@ class Update(nn.Cell):
     With ``clip``, the captured directions are scaled by min(1, sqrt(clip / sum lr^2 <g, d>)): the step's size in the
     norm of the curvature, twice its KL divergence to second order, stays below ``clip`` (Ba, Grosse & Martens 2017).
 
-    ``decay`` is decoupled, w <- (1 - lr decay) w before the step: one for each of the inner optimizer's weights, or one
-    number for all.
+    ``decays``, one for each of the inner optimizer's weights, are decoupled: w <- (1 - lr decay) w before the step.
 
     With ``clip_each``, each weight's gradient is first scaled to at most that norm. In a data-parallel job whose ranks
     hold some layers' inverses only, each preconditions those, and the directions are summed over a row of ranks, of
@@ -79,7 +78,7 @@ class Update(nn.Cell):
     """
 
     def __init__(
-        self, inner: nn.Optimizer, layers: list[Layer], clip: float | None, decay: float | tuple[float, ...],
+        self, inner: nn.Optimizer, layers: list[Layer], clip: float | None, decays: tuple[float, ...],
         clip_each: float | None = None, ranks: Ranks | None = None,
     ):  # fmt: skip
         super().__init__(auto_prefix=False)
@@ -105,7 +104,7 @@ class Update(nn.Cell):
         self.across = self._sums_over_row(ranks)
         self.clip = 0.0 if clip is None else float(clip)
         self.clip_each = 0.0 if clip_each is None else float(clip_each)
-        self.decays = decay if isinstance(decay, tuple) else (float(decay),) * len(self.indices)
+        self.decays = decays
         self.decay_at = tuple(i for i in self.indices if self.decays[i])
 
     def _sums_over_row(self, ranks: Ranks | None) -> Sums | None:
