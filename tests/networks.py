@@ -76,7 +76,7 @@ def images(count=4, seed=1) -> tuple[Tensor, Tensor]:
 
 def make(net, *, lr=0.05, damping=0.1, jit=False, accumulate=1, loss_fn=squared_error, **options):
     """(optimizer, step): refreshed at every step from the last batch alone, without momentum, unless asked."""
-    momentum = None if "inner" in options else 0.0
+    momentum = 0.9 if "inner" in options else 0.0  # the default, which is inner's to have
     settings = {"momentum": momentum, "interval": 1, "factor_decay": 0.0, "refresh": thor.TraceRule.thor_nt()} | options
     optimizer = thor.THOR(net, lr, damping, **settings)
     return optimizer, thor.TrainStep(net, loss_fn, optimizer, accumulate=accumulate, jit=jit)

@@ -50,10 +50,9 @@ def check_inner(inner: Any, momentum: Any, options: Options, params: Any) -> Non
     if not isinstance(inner, nn.Optimizer):
         raise TypeError(f"inner must be an nn.Optimizer over the network's weights, but got {type(inner).__name__}")
     name = type(inner).__name__
-    if momentum is not None:
+    if momentum != DEFAULT_MOMENTUM:  # which may not have been given
         raise ValueError(
-            f"momentum must be None beside inner, for it is the default Momentum's, but got {momentum!r}: "
-            f"set it on {name}"
+            f"momentum is the default Momentum's and means nothing beside inner, but got {momentum!r}: set it on {name}"
         )
     if params is not None:
         raise ValueError("params belongs to the default Momentum; give the groups to inner itself")
@@ -89,7 +88,7 @@ def default_momentum(
     weights = list(weights)  # an iterator could be read once only
     if not weights:
         raise ValueError("net has no trainable weights: nothing to optimize")
-    keep = number("momentum", DEFAULT_MOMENTUM if momentum is None else momentum, 0.0, 1.0, open_high=True)
+    keep = number("momentum", momentum, 0.0, 1.0, open_high=True)
     if options.weight_decay_mode == "coupled":
         return nn.Momentum(weights, initial, keep, options.weight_decay), {}
     decays: dict[int, float] = {}

@@ -14,7 +14,7 @@ from thor import capture, convolution, device
 from thor import loss_scale as scales
 from thor.distributed import Sharing, ranks_of_context
 from thor.exchange import PieceExchange, placement_of
-from thor.inner import inner_optimizer
+from thor.inner import DEFAULT_MOMENTUM, inner_optimizer
 from thor.inverter import Inverter, Job
 from thor.layers import Layer, cuts_of
 from thor.options import read_options
@@ -49,10 +49,10 @@ class THOR(nn.Cell):
         learning_rate: number, callable of the step, or anything ``nn.Momentum`` takes; None leaves ``inner``'s alone.
         damping: what is added to the Fisher block before inversion, number or callable of the step. Large values turn
             the direction to the gradient's and shrink the step; start at 0.03 and lower it as training settles.
-        momentum, weight_decay: of the default inner Momentum; momentum None is 0.9, and must be None beside ``inner``.
+        momentum, weight_decay: of the default inner Momentum.
         block_size: the largest diagonal block of a factor; a :class:`thor.BlockPlan`; the path of a profile that
             ``thor profile`` wrote; or "auto", which profiles at the first step and keeps the result for the next run.
-        split, rank: what is kept beside the blocks (:mod:`thor.blocks`); None: "block+mean" and 16, or a plan's own.
+        split, rank: what is kept beside the blocks, see :mod:`thor.blocks`; a plan has its own.
         refresh: the trace rule; ``TraceRule.thor()``, ``.thor_stop()`` and ``.thor_nt()`` are the paper's.
         interval: steps from one candidate refresh to the next, int or callable (:class:`thor.GrowingInterval`).
         factor_interval: steps from one gathering of factors to the next. None: a tenth of ``interval``, or ``interval``
@@ -75,9 +75,9 @@ class THOR(nn.Cell):
     """
 
     def __init__(
-        self, net: nn.Cell, learning_rate: Any, damping: Any, momentum: float | None = None, weight_decay: float = 0.0,
-        *, block_size: Any = 128, split: str | None = None, rank: int | None = None, refresh: TraceRule = DEFAULT_RULE,
-        interval: Any = 100, factor_interval: Any = None, factor_decay: float = 0.95,
+        self, net: nn.Cell, learning_rate: Any, damping: Any, momentum: float = DEFAULT_MOMENTUM,
+        weight_decay: float = 0.0, *, block_size: Any = 128, split: str = "block+mean", rank: int = 16,
+        refresh: TraceRule = DEFAULT_RULE, interval: Any = 100, factor_interval: Any = None, factor_decay: float = 0.95,
         inner: nn.Optimizer | None = None, loss_scale: Any = 1.0, clip: float | None = None, skip: Any = (),
         params: Any = None, weight_decay_mode: str = "coupled", inverse: str | None = None, max_bad_steps: int = 10,
         norms: bool = False, clip_each: float | None = None, sharing: Sharing | None = None, factor_share: float = 1.0,

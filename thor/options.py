@@ -49,23 +49,22 @@ class Options:
         return every if self.factor_decay == 0 else max(1, every // GATHERS_PER_INTERVAL)
 
 
-def block_plan(block_size: Any, split: str | None, rank: int | None) -> BlockPlan:
-    """The plan that ``block_size`` stands for: an int, a plan as it is, or a profile's file; "auto" is not for here.
-
-    A split or rank of None is BlockPlan's own default.
-    """
-    given: dict[str, Any] = {name: x for name, x in (("split", split), ("rank", rank)) if x is not None}
+def block_plan(block_size: Any, split: str, rank: int) -> BlockPlan:
+    """The plan that ``block_size`` stands for: an int, a plan as it is, or a profile's file; "auto" is not for here."""
     if isinstance(block_size, BlockPlan):
-        if given:
-            name, value = next(iter(given.items()))
-            raise ValueError(
-                f"{name} must be None where block_size is a thor.BlockPlan, which has its own, but got {value!r}: "
-                f"set it in the plan, thor.BlockPlan({name}={value!r}, ...)"
-            )
+        for name, value in (("split", split), ("rank", rank)):
+            if value not in (
+                getattr(BlockPlan, name),
+                getattr(block_size, name),
+            ):  # the default may not have been given
+                raise ValueError(
+                    f"{name}={value!r} is not the plan's, {getattr(block_size, name)!r}: where block_size is a "
+                    f"thor.BlockPlan, set it there, thor.BlockPlan({name}={value!r}, ...)"
+                )
         return block_size
     if isinstance(block_size, (str, os.PathLike)):
         try:
-            return Profile.load(os.fspath(block_size)).plan(**given)
+            return Profile.load(os.fspath(block_size)).plan(split=split, rank=rank)
         except ProfileError as error:
             raise ProfileError(
                 f"block_size must be an int, 'auto', the path of a profile or a thor.BlockPlan, "
@@ -76,7 +75,7 @@ def block_plan(block_size: Any, split: str | None, rank: int | None) -> BlockPla
             f"block_size must be an int of at least 1, 'auto', the path of a profile or a thor.BlockPlan, "
             f"but got {block_size!r} of type {type(block_size).__name__}"
         )
-    return BlockPlan(block_size=block_size, **given)
+    return BlockPlan(block_size=block_size, split=split, rank=rank)
 
 
 def skip_patterns(skip: Any) -> tuple[str, ...]:

@@ -35,8 +35,8 @@ OPTIONS = [
     ({"block_size": 12.5}, TypeError, ("block_size", "12.5", "int", "BlockPlan")),
     ({"split": "rows"}, ValueError, ("split", "'rows'", "block+rank")),
     ({"rank": 0}, ValueError, ("rank", "0", "at least 1")),
-    ({"block_size": BlockPlan(), "split": "block"}, ValueError, ("split", "'block'", "None", "thor.BlockPlan(split=")),
-    ({"block_size": BlockPlan(), "rank": 8}, ValueError, ("rank", "8", "None", "thor.BlockPlan(rank=8")),
+    ({"block_size": BlockPlan(), "split": "block"}, ValueError, ("split='block'", "'block+mean'", "BlockPlan(split=")),
+    ({"block_size": BlockPlan(), "rank": 8}, ValueError, ("rank=8", "16", "thor.BlockPlan(rank=8")),
     ({"refresh": 0.01}, TypeError, ("refresh", "0.01", "TraceRule")),
     ({"factor_decay": 1.0}, ValueError, ("factor_decay", "1.0", "less than 1")),
     ({"factor_decay": -0.1}, ValueError, ("factor_decay", "-0.1", "at least 0")),
@@ -200,8 +200,8 @@ def test_an_inner_optimizer_keeps_its_own_settings():
     scheduled = nn.Adam(net.trainable_params(), nn.ExponentialDecayLR(0.1, 0.9, 4))
     with pytest.raises(ValueError, match="inner has a learning-rate schedule or groups of its own"):
         THOR(net, 0.1, 0.1, inner=scheduled)
-    with pytest.raises(ValueError, match="momentum must be None beside inner.* got 0.9: set it on Adam"):
-        THOR(net, None, 0.1, 0.9, inner=nn.Adam(net.trainable_params()))
+    with pytest.raises(ValueError, match="momentum .* means nothing beside inner, but got 0.5: set it on Adam"):
+        THOR(net, None, 0.1, 0.5, inner=nn.Adam(net.trainable_params()))
 
 
 @pytest.mark.parametrize("kind", [nn.Adam, nn.SGD, first_order.Adafactor])

@@ -113,7 +113,7 @@ def test_with_schedules_and_a_growing_interval(tmp_path):
 def test_with_another_inner_optimizer(inner, tmp_path):
     def build(seed):
         net = Mlp(seed=seed)
-        beside = {"lr": None, "momentum": None, "inner": inner(net.trainable_params())}
+        beside = {"lr": None, "momentum": 0.9, "inner": inner(net.trainable_params())}
         optimizer, step = make(net, **(SETTINGS | beside))
         return net, optimizer, step
 
