@@ -2,6 +2,6 @@ import os
 
 os.environ.setdefault("GLOG_v", "3")  # MindSpore: errors only
 
-import mindspore as ms  # noqa: E402
+from thor import device  # noqa: E402
 
-ms.set_device("CPU")
+device.select(os.environ.get("THOR_TEST_DEVICE", "CPU"))

@@ -1,5 +1,6 @@
 """One rank of a data-parallel job: trains with each optimizer on its share of the batch, and saves the weights."""
 
+import os
 import sys
 
 import mindspore as ms
@@ -39,7 +40,7 @@ def train(name, rank, ranks):
 if __name__ == "__main__":
     from mindspore.communication import get_group_size, get_rank, init
 
-    ms.set_device("CPU")
+    ms.set_device(os.environ.get("THOR_TEST_DEVICE", "CPU"))
     ms.set_context(mode=ms.GRAPH_MODE)
     init()
     ms.set_auto_parallel_context(

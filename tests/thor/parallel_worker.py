@@ -1,5 +1,6 @@
 """One rank of a data-parallel job: trains small networks in each way of sharing, and saves what it ended with."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -89,7 +90,7 @@ def main(folder):
     """Train each case of so many ranks, and save what it ended with."""
     from mindspore.communication import get_group_size, get_rank, init
 
-    ms.set_device("CPU")
+    ms.set_device(os.environ.get("THOR_TEST_DEVICE", "CPU"))
     init()
     ms.set_auto_parallel_context(parallel_mode=ms.ParallelMode.DATA_PARALLEL, gradients_mean=True)
     rank, ranks = get_rank(), get_group_size()
