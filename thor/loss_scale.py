@@ -11,6 +11,10 @@ import mindspore as ms
 import numpy as np
 
 from first_order.checks import number
+from thor.blocks import check_int
+
+#: A scale is a float32: a larger one would be infinite, and with it every gradient at every step.
+LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,15 +34,10 @@ class DynamicLossScale:
     minimum: float = 1.0
 
     def __post_init__(self) -> None:
-        if not self.initial >= self.minimum > 0:
-            raise ValueError(
-                f"loss scale initial must be at least minimum > 0, but got initial={self.initial}, "
-                f"minimum={self.minimum}"
-            )
-        if not self.factor > 1:
-            raise ValueError(f"loss scale factor must be greater than 1, but got {self.factor}")
-        if self.window < 1:
-            raise ValueError(f"loss scale window must be at least 1, but got {self.window}")
+        number("loss scale minimum", self.minimum, 0.0, open_low=True)
+        number("loss scale initial", self.initial, self.minimum, LARGEST)
+        number("loss scale factor", self.factor, 1.0, open_low=True)
+        check_int("loss scale window", self.window, 1)
 
     def grown(self, scale: float) -> float:
         """The scale after a window of finite steps; as a float32 it stays finite."""
@@ -70,4 +69,4 @@ def read(value: Any) -> tuple[float, DynamicLossScale | None]:
         raise TypeError(
             f"loss_scale must be a number, thor.DynamicLossScale or a mindspore.amp loss scaler, but got {value!r}"
         )
-    return number("loss_scale", value, 0.0, open_low=True), None
+    return number("loss_scale", value, 0.0, LARGEST, open_low=True), None

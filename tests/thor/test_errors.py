@@ -47,6 +47,7 @@ OPTIONS = [
     ({"clip": 0.0}, ValueError, ("clip", "0", "greater than 0")),
     ({"clip": -1.0}, ValueError, ("clip", "-1.0", "at least 0")),
     ({"loss_scale": 0}, ValueError, ("loss_scale", "0", "greater than 0")),
+    ({"loss_scale": 1e39}, ValueError, ("loss_scale", "1e+39", "at most 3.40282e+38")),
     ({"loss_scale": "dynamic"}, TypeError, ("loss_scale", "'dynamic'", "number")),
     ({"skip": "head"}, TypeError, ("skip", "'head'", "sequence")),
     ({"skip": ["("]}, ValueError, ("skip", "'('", "regular expression")),
@@ -82,11 +83,20 @@ def test_a_wrong_threshold_is_refused(thresholds, error, words):
 
 
 @pytest.mark.parametrize(
-    ("settings", "word"),
-    [({"initial": 0.5}, "0.5"), ({"factor": 1.0}, "1.0"), ({"window": 0}, "0"), ({"minimum": 0}, "0")],
+    ("settings", "error", "message"),
+    [
+        ({"initial": 0.5}, ValueError, "initial must be finite and at least 1 and at most .*, but got 0.5"),
+        ({"initial": float("inf")}, ValueError, "initial must be finite .*, but got inf"),
+        ({"initial": 1e39}, ValueError, r"initial must be finite .* at most 3.40282e\+38, but got 1e\+39"),
+        ({"initial": "1024"}, TypeError, "initial must be a number, but got '1024' of type str"),
+        ({"minimum": 0}, ValueError, "minimum must be finite and greater than 0, but got 0"),
+        ({"factor": 1.0}, ValueError, "factor must be finite and greater than 1, but got 1.0"),
+        ({"window": 0}, ValueError, "window must be at least 1, but got 0"),
+        ({"window": 2.5}, TypeError, "window must be an int, but got 2.5"),
+    ],
 )
-def test_a_wrong_dynamic_loss_scale_is_refused(settings, word):
-    with pytest.raises(ValueError, match=f"loss scale .*{word}"):
+def test_a_wrong_dynamic_loss_scale_is_refused(settings, error, message):
+    with pytest.raises(error, match=f"loss scale {message}"):
         thor.DynamicLossScale(**settings)
 
 
