@@ -7,7 +7,6 @@ A schedule is any callable from the step (from 0) to a number; a plain number st
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import mindspore as ms
 import numpy as np
 
-Schedule = float | int | Callable[[int], float]
+from first_order.checks import number
 
 
 @dataclass(frozen=True)
@@ -35,6 +34,13 @@ class PolynomialRate:
 
     def __post_init__(self) -> None:
         _check_positive(self, "initial", "power", "end_epoch", "steps_per_epoch")
+        if not isinstance(self.halve_at, tuple | list):
+            raise TypeError(
+                f"PolynomialRate halve_at must be a tuple of epochs, such as (39, 40), (39,) or (), "
+                f"but got {self.halve_at!r} of type {type(self.halve_at).__name__}"
+            )
+        for index, at in enumerate(self.halve_at):
+            number(f"PolynomialRate halve_at[{index}]", at, 0.0)
 
     def __call__(self, step: int) -> float:
         epoch = (step + 1) / self.steps_per_epoch
@@ -81,11 +87,10 @@ class GrowingInterval:
                 raise ValueError(f"GrowingInterval {name} must be an int of at least 1, but got {value!r}")
         if self.end < self.start:
             raise ValueError(f"GrowingInterval end must be at least start={self.start}, but got {self.end}")
-        if not self.factor >= 1:
-            raise ValueError(f"GrowingInterval factor must be at least 1, but got {self.factor!r}")
+        number("GrowingInterval factor", self.factor, 1.0)
 
     def __call__(self, step: int) -> int:
-        return min(self.end, int(self.start + (self.factor - 1) * step))
+        return int(min(self.end, self.start + (self.factor - 1) * step))
 
 
 def _check_positive(owner: object, *names: str) -> None:

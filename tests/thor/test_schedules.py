@@ -95,6 +95,8 @@ def test_a_host_schedule_takes_numbers_callables_and_mindspores_own():
         (lambda: thor.GrowingInterval(0, 10), ("start", "0", "at least 1")),
         (lambda: thor.GrowingInterval(10, 5), ("end", "5", "at least start=10")),
         (lambda: thor.GrowingInterval(1, 5, 0.5), ("factor", "0.5", "at least 1")),
+        (lambda: thor.GrowingInterval(1, 5, float("inf")), ("GrowingInterval factor", "inf", "finite")),
+        (lambda: thor.PolynomialRate(1, 4, 53, 10, (39, -1)), ("PolynomialRate halve_at[1]", "-1", "at least 0")),
         (lambda: HostSchedule("damping", lambda step: -1.0)(7), ("damping", "-1.0", "step 7", "greater than 0")),
         (lambda: HostSchedule("damping", lambda step: float("nan"))(7), ("damping", "nan", "finite")),
     ],
@@ -103,3 +105,19 @@ def test_a_wrong_schedule_is_refused_with_name_value_and_what_is_allowed(make, w
     with pytest.raises(ValueError) as caught:
         make()
     assert all(word in str(caught.value) for word in words)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: thor.GrowingInterval(1, 5, "2"), "GrowingInterval factor must be a number, but got '2' of type str"),
+        (
+            lambda: thor.PolynomialRate(1, 4, 53, 10, halve_at=39),
+            r"halve_at must be a tuple of epochs, such as .*\(39,\) or \(\), but got 39 of type int",
+        ),
+        (lambda: thor.PolynomialRate(1, 4, 53, 10, ("39",)), r"halve_at\[0\] must be a number, but got '39'"),
+    ],
+)
+def test_a_wrong_type_in_a_schedule_is_refused_at_construction(make, message):
+    with pytest.raises(TypeError, match=message):
+        make()
