@@ -18,7 +18,7 @@ from first_order.buckets import BucketStep, make_buckets
 from first_order.factored import Reductions, adafactor_step, machine_epsilon, state_shapes
 from first_order.hooks import HookedOptimizer
 from first_order.optimizer import FirstOrder
-from first_order.param_groups import ParamGroup, read_options, split_group, split_groups
+from first_order.param_groups import ParamGroup, read_options, split_group, split_groups, with_rate
 from first_order.tensors import on_host, scalar, working_type
 
 #: Buckets in one loop of the compiled step.
@@ -200,6 +200,8 @@ class Adafactor(HookedOptimizer, FirstOrder):
             beta2_decay=beta2_decay, eps=eps, d=d, weight_decay=weight_decay, foreach=foreach, maximize=maximize
         )
         splits = split_groups(params)
+        if len(splits) > 1:  # one group alone has the optimizer's, which THOR writes
+            splits = [with_rate(split, lr) for split in splits]
         super().__init__([split.base for split in splits], lr, 0.0, loss_scale)
         object.__setattr__(self, "_defaults", defaults)
         object.__setattr__(self, "_lr", lr)
@@ -258,13 +260,17 @@ class Adafactor(HookedOptimizer, FirstOrder):
         """
         if not isinstance(param_group, dict):
             raise TypeError(f"param_group must be a dictionary, but got {type(param_group).__name__}")
-        split = split_group(param_group)
+        if self.is_group_params_ordered or "order_params" in param_group:
+            raise ValueError(
+                "param_group must not be added where order_params number the parameters: give all groups to a new "
+                "optimizer, or leave order_params out and gradients in the order of the groups"
+            )
+        split = with_rate(split_group(param_group), self._lr)
         known = {id(p) for p in self.parameters}
         twice = [p.name for p in split.members if id(p) in known]
         if twice:
             raise ValueError(f"param_group: {twice[0]} is in another group of this optimizer already")
-        groups = [{"params": group["params"], **group.own_rate()} for group in self.param_groups]
-        self.regroup([*groups, split.base], self._lr)
+        self.regroup([*(group.base() for group in self.param_groups), split.base], self._lr)
         for group in self.param_groups:
             index = next(i for i, p in enumerate(self.parameters) if p is group["params"][0])
             group.bind(self.learning_rate[index] if self.is_group_lr else self.learning_rate)

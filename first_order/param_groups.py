@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mindspore import Parameter, Tensor, ops
@@ -88,6 +88,17 @@ def split_group(group: dict[str, Any]) -> GroupSplit:
     return GroupSplit(base, options, names)
 
 
+def with_rate(split: GroupSplit, default: Any) -> GroupSplit:
+    """The group with a rate of its own, as all have in PyTorch, if the default is a plain number.
+
+    A schedule or function has one value a step, which groups without their own may share.
+    """
+    plain = isinstance(default, int | float) or (isinstance(default, Tensor) and default.ndim == 0)
+    if not plain or not split.members or "lr" in split.base:
+        return split
+    return replace(split, base=split.base | {"lr": default})
+
+
 class ParamGroup(MutableMapping):
     """``params``, ``lr`` and the options of one group.
 
@@ -99,8 +110,8 @@ class ParamGroup(MutableMapping):
         self, split: GroupSplit, rate: Any, default_rate: Any, options: dict[str, Any], on_change: Callable[[], None]
     ) -> None:
         self._params, self._names, self._rate = split.members, split.names, rate
-        self._own = "lr" in split.base
-        self._given = split.base.get("lr", default_rate)
+        self._base = with_rate(split, default_rate).base
+        self._given = self._base.get("lr", default_rate)
         self._options, self._on_change = options, on_change
 
     def __getitem__(self, key: str) -> Any:
@@ -142,9 +153,11 @@ class ParamGroup(MutableMapping):
         shown = {key: value for key, value in self.items() if key not in ("params", "param_names")}
         return f"ParamGroup({len(self._params)} parameters, {shown})"
 
-    def own_rate(self) -> dict[str, Any]:
-        """{"lr": ...} if the group was given one."""
-        return {"lr": self._given if self.scheduled else float(self["lr"])} if self._own else {}
+    def base(self) -> dict[str, Any]:
+        """What nn.Optimizer reads of the group, with the rate as it is now."""
+        if "lr" not in self._base:
+            return self._base
+        return self._base | {"lr": self._given if self.scheduled else float(self["lr"])}
 
     def bind(self, rate: Any) -> None:
         """The optimizer made its learning rates anew."""
