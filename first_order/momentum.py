@@ -96,9 +96,13 @@ def _check_numbers(learning_rate: Any, update_count: Any, alpha: Any, beta: Any,
     named = {"learning_rate": learning_rate, "alpha": alpha, "beta": beta, "norm_coefficient": norm_coefficient}
     for name, value in named.items():
         checks.hyper(name, value, -math.inf)
-    count = checks.scalar_on_host("update_count", update_count)
+    _check_count("update_count", update_count)
+
+
+def _check_count(name: str, value: Any) -> None:
+    count = checks.number(name, checks.scalar_on_host(name, value), -math.inf)
     if count < 0 or count != int(count):
-        raise ValueError(f"update_count must be a whole number from 0, but got {count:g}")
+        raise ValueError(f"{name} must be a whole number from 0, but got {count:g}")
 
 
 class Momentum(FirstOrder):
@@ -214,11 +218,14 @@ class Momentum(FirstOrder):
         if not isinstance(state, dict):
             raise TypeError(f"state must be a dictionary in state_dict()'s layout, but got {type(state).__name__}")
         flat, targets = {k: v for k, v in state.items() if k not in ("X", "V")}, {"T": self.global_step}
+        if "T" in state:
+            _check_count("T", state["T"])
         if "R" in state:
             if self.is_group_lr or self.dynamic_lr:
                 raise ValueError(
                     "state has one rate R, but this optimizer has a schedule or rates by group: leave R out"
                 )
+            checks.hyper("R", state["R"], 0.0)
             targets["R"] = self.learning_rate
         for letter, parameters in (("V", self.velocities), ("X", self.parameters)):
             if letter == "V" or letter in state:

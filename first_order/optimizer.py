@@ -211,7 +211,8 @@ def write_all(targets: dict[str, Parameter], state: Any) -> None:
     values = {}
     for name, parameter in targets.items():
         array = np.asarray(state[name].asnumpy() if isinstance(state[name], Tensor) else state[name])
-        if array.size != parameter.size:
+        # a number may come as () or (1,); any other shape of the same size holds its numbers in another order
+        if array.shape != tuple(parameter.shape) and not array.size == parameter.size == 1:
             raise ValueError(f"{name} must have shape {tuple(parameter.shape)}, but got {array.shape}")
         values[name] = Tensor(array.reshape(parameter.shape)).astype(parameter.dtype)
     for name, parameter in targets.items():

@@ -319,5 +319,8 @@ def test_errors_of_the_optimizer():
         Adam(x, use_nesterov=1)
     with pytest.raises(KeyError, match="missing .*w0/Adam.* unknown .*'w0/m'"):
         Adam(x).load_state_dict({"beta1_power": 0.9, "beta2_power": 0.999, "w0/m": np.ones(2)})
+    with pytest.raises(ValueError, match=r"w0/Adam must have shape \(2, 4\), but got \(4, 2\)"):
+        optimizer = Adam(make_parameters([np.ones((2, 4), np.float32)]))
+        optimizer.load_state_dict(optimizer.state_dict() | {"w0/Adam": np.ones((4, 2))})
     with pytest.raises(ValueError, match="beta1 must be finite and at least 0 and less than 1, but got 2"):
         Adam(x, beta1=lambda: 2)

@@ -138,6 +138,7 @@ BAD = [
     ({"params": [X.astype(np.float16)]}, TypeError, r"params\[0\] must be of type Float32, Float64, but got Float16"),
     ({"grads": [np.ones(3)]}, ValueError, r"grads\[0\] must have the shape of params\[0\], \(2,\), but got \(3,\)"),
     ({"update_count": 0.5}, ValueError, "update_count must be a whole number from 0, but got 0.5"),
+    ({"update_count": float("inf")}, ValueError, "update_count must be finite, but got inf"),
     ({"alpha": float("nan")}, ValueError, "alpha must be finite, but got nan"),
     ({"params": [], "grads": [], "velocities": []}, ValueError, "params must hold at least one tensor"),
 ]
@@ -160,6 +161,13 @@ def test_errors_of_the_optimizer():
         Momentum(make_parameters([X]), 0.1, -1)
     with pytest.raises(ValueError, match=r"V\[0\] must have shape \(2,\), but got \(3,\)"):
         Momentum(make_parameters([X]), 0.1).load_state_dict({"T": 0, "V": [np.ones(3)]})
+    with pytest.raises(ValueError, match=r"X\[0\] must have shape \(2, 4\), but got \(4, 2\)"):
+        grid = np.ones((2, 4))
+        Momentum(make_parameters([grid]), 0.1).load_state_dict({"T": 0, "X": [grid.T], "V": [grid]})
+    with pytest.raises(ValueError, match="T must be a whole number from 0, but got -1"):
+        Momentum(make_parameters([X]), 0.1).load_state_dict({"T": np.int64(-1), "V": [X]})
+    with pytest.raises(ValueError, match="R must be finite and at least 0, but got -0.1"):
+        Momentum(make_parameters([X]), 0.1).load_state_dict({"R": np.array(-0.1), "T": 0, "V": [X]})
     with pytest.raises(ValueError, match="leave R out"):
         Momentum(make_parameters([X]), [0.1, 0.2]).load_state_dict({"R": 0.1, "T": 0, "V": [X]})
     with pytest.raises(TypeError, match="Momentum takes no sparse gradients"):
