@@ -84,9 +84,9 @@ def train(settings: TrainSettings, resume: bool | str = False, console: Console 
     heart = Heart(announced_rank(os.environ))
     heart.beat(0, heartbeat.STARTING)
     ranks = join(settings)
-    start = ranks.step_of_first(_step_to_resume(settings, folder, resume) if ranks.leads else -1)
-    run = _prepare(ranks.settings(settings), folder, device, ranks, heart, console or Console())
-    with occupied(folder, ranks.leads):
+    with occupied(folder, ranks.leads):  # before its checkpoints are looked at: another process may be adding to them
+        start = ranks.step_of_first(_step_to_resume(settings, folder, resume) if ranks.leads else -1)
+        run = _prepare(ranks.settings(settings), folder, device, ranks, heart, console or Console())
         _train(run, settings, start)
     ranks.wait_for_all()  # msrun kills the others as soon as one has ended with a status, as after a request to end
     heart.beat(run.position.step, heartbeat.DONE)

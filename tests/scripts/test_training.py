@@ -14,6 +14,7 @@ from rich.console import Console
 from scripts.checkpoint import CHECKPOINT_SUFFIXES
 from scripts.config import save_config
 from scripts.errors import UserError
+from scripts.occupied import occupied
 from scripts.progress import ProgressDisplay
 from scripts.recorder import read_metrics
 from scripts.training import CHECKPOINTS, train
@@ -109,7 +110,6 @@ def test_resume_says_what_is_missing_or_differs(tmp_path):
     folder = Path(settings.out)
     with pytest.raises(UserError, match=r"nothing to resume: .*config\.yaml is missing"):
         train(settings, resume=True, console=quiet())
-    folder.mkdir()
     save_config(settings, folder / "config.yaml")
     with pytest.raises(UserError, match="nothing to resume: .* has no checkpoint"):
         train(settings, resume=True, console=quiet())
@@ -119,6 +119,12 @@ def test_resume_says_what_is_missing_or_differs(tmp_path):
     newest = max((folder / CHECKPOINTS).glob("*.ckpt"))
     newest.write_bytes(newest.read_bytes()[:-10])
     with pytest.raises(UserError, match="bytes, and should have"):
+        train(settings, resume=True, console=quiet())
+
+
+def test_no_checkpoint_is_looked_for_while_another_process_trains(tmp_path):
+    settings = tiny_settings(tmp_path, "momentum")
+    with occupied(Path(settings.out), True), pytest.raises(UserError, match="another process is training"):
         train(settings, resume=True, console=quiet())
 
 
