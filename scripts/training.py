@@ -101,11 +101,12 @@ def _train(run: Run, settings: TrainSettings, start: int) -> None:
         run.phases.restore(run.position.phases)
     else:
         ranks.copy_first(list(run.network.get_parameters()))  # a factory of the user's may draw without the seed
-    if start < 0 and ranks.leads:
-        with writing(folder, "nothing is trained yet"):
-            checkpoint.clear(folder / CHECKPOINTS)
-            (folder / "summary.json").unlink(missing_ok=True)
-            save_config(with_ranks(settings), folder / CONFIG)
+    if ranks.leads:
+        with writing(folder, "nothing is trained yet" if start < 0 else "nothing is trained since the last checkpoint"):
+            if start < 0:
+                checkpoint.clear(folder / CHECKPOINTS)
+                (folder / "summary.json").unlink(missing_ok=True)
+            save_config(with_ranks(settings), folder / CONFIG)  # of a continued run too: its data may have moved
     resumed_at = start if start >= 0 else None
     recorder = Recorder(folder, resumed_at, settings.tensorboard) if ranks.leads else Unrecorded()
     try:

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from scripts.checkpoint import CHECKPOINT_SUFFIXES
-from scripts.config import save_config
+from scripts.config import load_config, save_config
 from scripts.errors import UserError
 from scripts.occupied import occupied
 from scripts.progress import ProgressDisplay
@@ -120,6 +120,16 @@ def test_resume_says_what_is_missing_or_differs(tmp_path):
     newest.write_bytes(newest.read_bytes()[:-10])
     with pytest.raises(UserError, match="bytes, and should have"):
         train(settings, resume=True, console=quiet())
+
+
+def test_a_continued_run_is_told_of_as_it_went_on(tmp_path):
+    """What evaluation, export and the next --resume read is where the data are now."""
+    settings = tiny_settings(tmp_path, "momentum", epochs=1)
+    train(settings, console=quiet())
+    moved = (tmp_path / "data").rename(tmp_path / "moved")
+    data = settings.data.model_copy(update={"folder": str(moved)})
+    run = train(settings.model_copy(update={"data": data}), resume=True, console=quiet())
+    assert load_config(run.folder / "config.yaml").data.folder == str(moved)
 
 
 def test_no_checkpoint_is_looked_for_while_another_process_trains(tmp_path):
