@@ -329,7 +329,8 @@ class TrainSettings(Settings):
         decay_all: Weight decay acts on biases and normalisation too; false leaves out all weights of one dimension.
         clip_norm: Bound on the norm of all gradients together (first-order optimizers; THOR has thor.clip).
         ema: Share of the past in a running average of the weights, which is then what is evaluated; 0 for none.
-        checkpoint_every: Steps between checkpoints, besides the one after each epoch; 0 for none.
+        checkpoint_every: Steps between checkpoints, besides the one after each epoch; 0 for none. Where updates take
+            several steps (accumulation), it is made with the update that is under way then; eval_every_steps alike.
         keep: Newest checkpoints that are kept, besides the best one.
         eval_every: Epochs between evaluations on the test set.
         eval_every_steps: Steps between further evaluations; 0 for none.

@@ -193,9 +193,9 @@ def _epoch(run: Run, recorder: Recorder, display: ProgressDisplay, interrupt: In
         decided = _record(run, recorder, loss, seconds, decided)
         display.step(step, epoch + 1, loss, 1e3 * seconds, settings.batch_size / seconds)
         last = run.position.step_in_epoch == run.steps_per_epoch
-        if whole and not last and settings.eval_every_steps and step % settings.eval_every_steps == 0:
+        if whole and not last and due(step, settings.eval_every_steps, settings.accumulation):
             _evaluate_within(run, recorder, display)
-        elif whole and (asked or (settings.checkpoint_every and step % settings.checkpoint_every == 0)):
+        elif whole and (asked or due(step, settings.checkpoint_every, settings.accumulation)):
             _save(run, recorder)
         if asked and whole:
             return False
@@ -203,6 +203,11 @@ def _epoch(run: Run, recorder: Recorder, display: ProgressDisplay, interrupt: In
             break
         run.heart.beat(step, heartbeat.DATA)
     return True
+
+
+def due(step: int, every: int, accumulation: int) -> bool:
+    """Whether a multiple of `every` lies among the steps of the update that ends with `step`; 0 stands for never."""
+    return every > 0 and step // every > (step - accumulation) // every
 
 
 def _moved(position: Position, loss: float, seconds: float) -> Position:

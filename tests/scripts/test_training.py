@@ -17,7 +17,7 @@ from scripts.errors import UserError
 from scripts.occupied import occupied
 from scripts.progress import ProgressDisplay
 from scripts.recorder import read_metrics
-from scripts.training import CHECKPOINTS, train
+from scripts.training import CHECKPOINTS, due, train
 from tests.scripts.tiny import tiny_settings
 from tests.waiting import wait_until
 
@@ -78,6 +78,23 @@ def test_accumulation_equals_the_larger_batch(tmp_path):
     expected, found = last_tensors(whole.folder), last_tensors(parts.folder)
     for name in ("encoder.0.weight", "decoder.0.bias"):
         np.testing.assert_allclose(found[name], expected[name], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("every", "accumulation", "expected"),
+    [
+        (3, 1, [3, 6, 9, 12]),
+        (3, 2, [4, 6, 10, 12]),
+        (4, 3, [6, 9, 12]),
+        (1, 6, [6, 12]),
+        (12, 4, [12]),
+        (13, 2, []),
+        (0, 2, []),
+    ],
+)
+def test_what_comes_every_some_steps_comes_at_the_end_of_an_update(every, accumulation, expected):
+    ends = range(accumulation, 13, accumulation)
+    assert [step for step in ends if due(step, every, accumulation)] == expected
 
 
 def test_loss_scale_changes_nothing(tmp_path):
