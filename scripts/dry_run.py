@@ -11,6 +11,7 @@ from mindspore import nn
 from rich.console import Console
 from rich.table import Table
 
+from scripts import checkpoint
 from scripts.build import make_convolutions_fast, select_device, whole_steps
 from scripts.config import differences, load_config
 from scripts.data import fetch
@@ -19,7 +20,7 @@ from scripts.feeds import PUBLISHED_SIZES, Feeds, open_feeds
 from scripts.networks import build_loss, build_network
 from scripts.optimizers import build_stepper
 from scripts.settings import TrainSettings
-from scripts.training import CHECKPOINTS, CONFIG, memory
+from scripts.training import CHECKPOINTS, CONFIG, held, memory
 
 WRAPPED = "_backbone."  # where mixed precision puts the network
 
@@ -152,11 +153,8 @@ def _files(settings: TrainSettings) -> list[str]:
     lines.append(f"{folder / CHECKPOINTS}/ for the newest {settings.keep} checkpoints and the best one")
     if settings.tensorboard:
         lines.append(f"{folder}/tensorboard/ for TensorBoard")
-    if (folder / CONFIG).is_file():
-        changed = differences(load_config(folder / CONFIG), settings)
-        lines.append(
-            f"{folder} holds a run of other settings, which would be overwritten: {'; '.join(changed)}"
-            if changed
-            else f"{folder} holds a run of these settings; --resume goes on with it, and it is overwritten without"
-        )
+    step = checkpoint.last_step(folder / CHECKPOINTS)
+    if step is not None:
+        changed = differences(load_config(folder / CONFIG), settings) if (folder / CONFIG).is_file() else []
+        lines.append(held(folder, step) + (f" (--resume needs its settings: {'; '.join(changed)})" if changed else ""))
     return lines

@@ -1,6 +1,7 @@
 """THOR and Momentum side by side: the same network, initial weights and batch order; a table and a picture.
 
 python scripts/quickstart.py [--key value ...]; the settings go to both runs (but --out, the folder of everything).
+Both begin anew each time; what an earlier quickstart has left in that folder is removed.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         from scripts.training import train
 
-        if not train(settings, console=console).finished:
+        if not train(settings, console=console, overwrite=True).finished:
             print(
                 f"ended early; `python scripts/train.py --config {folder / 'config.yaml'} --resume` completes this run"
             )

@@ -33,8 +33,8 @@ TABLES = {
 class Recorder:
     """Appends lines to a run's files; each has `kind`: step, eval, epoch, refresh or ranks."""
 
-    def __init__(self, folder: Path, resume_at: int | None = None, tensorboard: bool = False) -> None:
-        """Start new files, or go on behind the lines of step `resume_at`."""
+    def __init__(self, folder: Path, resume_at: int | None = None, board: Any = None) -> None:
+        """Start new files, or go on behind the lines of step `resume_at`; `board` is that of `open_board`."""
         kept = [line for line in read_metrics(folder) if line["step"] <= resume_at] if resume_at is not None else []
         self._path = folder / METRICS
         with writing(self._path, "nothing is trained yet, and what was there is whole"):
@@ -44,7 +44,7 @@ class Recorder:
             for line in kept:
                 for table in self._tables:
                     table.write(line)
-        self._board = _board(folder, resume_at) if tensorboard else None
+        self._board = board
 
     def step(self, **values: Any) -> None:
         """A training step: step, epoch, loss, ms_per_step, seconds."""
@@ -127,7 +127,7 @@ class _Table:
             self._writer.writerow(line)
 
 
-def _board(folder: Path, resume_at: int | None) -> Any:
+def open_board(folder: Path, resume_at: int | None) -> Any:
     """TensorBoard's writer; points behind the step to resume at are hidden there."""
     try:
         from tensorboardX import SummaryWriter

@@ -4,7 +4,8 @@ Any setting can be given as --key value, those of a block with a dot: --optimize
 A run leaves config.yaml, metrics.jsonl (and as CSV), summary.json and its checkpoints in the folder --out. Ctrl-C,
 SIGTERM or a file called `stop` in that folder ends it after the step under way, with a checkpoint; --resume goes on
 from the last one, to the same numbers as without the break. --resume auto does so if there is a checkpoint and starts
-otherwise: the one command for a job that may be killed and started again. --dry-run says what would happen.
+otherwise: the one command for a job that may be killed and started again. With neither, a folder that has a checkpoint
+is refused, but for --overwrite, which removes what is there. --dry-run says what would happen.
 Under msrun (scripts/cluster/launch.py starts it) the processes share each batch and train as one.
 """
 
@@ -38,7 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     from scripts.training import CONFIG, train
 
-    run = train(settings, resume={"no": False, "last": True}.get(options.resume, options.resume))
+    resume = {"no": False, "last": True}.get(options.resume, options.resume)
+    run = train(settings, resume=resume, overwrite=options.overwrite)
     if run.finished:
         if run.ranks.leads:
             print(f"results are in {run.folder}")
@@ -55,7 +57,8 @@ def _parser() -> argparse.ArgumentParser:
         prog="train.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("--config", type=Path, metavar="FILE", help="settings in YAML; the defaults otherwise")
-    parser.add_argument(
+    folder = parser.add_mutually_exclusive_group()
+    folder.add_argument(
         "--resume",
         nargs="?",
         const="last",
@@ -63,6 +66,7 @@ def _parser() -> argparse.ArgumentParser:
         choices=("last", "auto"),
         help="go on from the last checkpoint in the folder --out; auto: start if there is none",
     )
+    folder.add_argument("--overwrite", action="store_true", help="begin anew where --out holds a run, and remove it")
     parser.add_argument("--dry-run", action="store_true", help="say what would be trained, and where files would go")
     return parser
 

@@ -30,7 +30,7 @@ from scripts.phases import Phases
 from scripts.position import Position
 from scripts.progress import ProgressDisplay
 from scripts.ranks import Ranks, announced_rank, join, with_ranks
-from scripts.recorder import Recorder, Unrecorded, write_summary
+from scripts.recorder import Recorder, Unrecorded, open_board, write_summary
 from scripts.settings import TrainSettings
 from scripts.stopping import Interrupt, asking_to_end
 
@@ -69,7 +69,9 @@ class Run:
         return (self.network, self.stepper.optimizer, *self.stepper.state, *([self.average] if self.average else []))
 
 
-def train(settings: TrainSettings, resume: bool | str = False, console: Console | None = None) -> Run:
+def train(
+    settings: TrainSettings, resume: bool | str = False, console: Console | None = None, overwrite: bool = False
+) -> Run:
     """Train as the settings say. The run's `finished` is False if the user has ended it early.
 
     As a process of a job (scripts.ranks) all ranks call this alike; the first one alone writes and shows anything.
@@ -78,6 +80,7 @@ def train(settings: TrainSettings, resume: bool | str = False, console: Console 
         settings: The configuration.
         resume: Go on from the last checkpoint in the run's folder; "auto" does so if there is one, and starts if not.
         console: Where progress is shown.
+        overwrite: Begin anew where the folder has a checkpoint, which is refused otherwise: they are removed.
     """
     folder = Path(settings.out)
     device = select_device(settings.device)
@@ -85,7 +88,7 @@ def train(settings: TrainSettings, resume: bool | str = False, console: Console 
     heart.beat(0, heartbeat.STARTING)
     ranks = join(settings)
     with occupied(folder, ranks.leads):  # before its checkpoints are looked at: another process may be adding to them
-        start = ranks.step_of_first(_step_to_resume(settings, folder, resume) if ranks.leads else -1)
+        start = ranks.step_of_first(_step_to_resume(settings, folder, resume, overwrite) if ranks.leads else -1)
         run = _prepare(ranks.settings(settings), folder, device, ranks, heart, console or Console())
         _train(run, settings, start)
     ranks.wait_for_all()  # msrun kills the others as soon as one has ended with a status, as after a request to end
@@ -101,14 +104,17 @@ def _train(run: Run, settings: TrainSettings, start: int) -> None:
         run.phases.restore(run.position.phases)
     else:
         ranks.copy_first(list(run.network.get_parameters()))  # a factory of the user's may draw without the seed
+    resumed_at = start if start >= 0 else None
+    board = None
     if ranks.leads:
+        if settings.tensorboard:  # its library may be missing: that is said before anything is removed
+            board = open_board(folder, resumed_at)
         with writing(folder, "nothing is trained yet" if start < 0 else "nothing is trained since the last checkpoint"):
             if start < 0:
                 checkpoint.clear(folder / CHECKPOINTS)
                 (folder / "summary.json").unlink(missing_ok=True)
             save_config(with_ranks(settings), folder / CONFIG)  # of a continued run too: its data may have moved
-    resumed_at = start if start >= 0 else None
-    recorder = Recorder(folder, resumed_at, settings.tensorboard) if ranks.leads else Unrecorded()
+    recorder = Recorder(folder, resumed_at, board) if ranks.leads else Unrecorded()
     try:
         with asking_to_end(folder, ranks.leads) as interrupt:
             _loop(run, recorder, interrupt)
@@ -121,9 +127,11 @@ def _train(run: Run, settings: TrainSettings, start: int) -> None:
         write_summary(folder, about)
 
 
-def _step_to_resume(settings: TrainSettings, folder: Path, resume: bool | str) -> int:
-    """Step of the checkpoint to go on from, -1 for a new run; an error where the folder has no such run."""
+def _step_to_resume(settings: TrainSettings, folder: Path, resume: bool | str, overwrite: bool) -> int:
+    """Step of the checkpoint to go on from, -1 for a new run; an error where there is none, or one in the way."""
     step = checkpoint.last_step(folder / CHECKPOINTS)
+    if not resume and step is not None and not overwrite:
+        raise UserError(held(folder, step))
     if not resume or (resume == AUTO and step is None):
         return -1
     path = folder / CONFIG
@@ -137,6 +145,12 @@ def _step_to_resume(settings: TrainSettings, folder: Path, resume: bool | str) -
             f"nothing to resume: {folder / CHECKPOINTS} has no checkpoint (step-*.json with its step-*.ckpt)"
         )
     return step
+
+
+def held(folder: Path, step: int) -> str:
+    """What is wrong with a folder in which a new run would remove the checkpoints of another."""
+    cures = "go on with --resume, begin anew with --overwrite, or choose another --out"
+    return f"{folder} holds a run at step {step}: {cures}"
 
 
 def _prepare(settings: TrainSettings, folder: Path, device: str, ranks: Ranks, heart: Heart, console: Console) -> Run:

@@ -35,6 +35,7 @@ from scripts.stopping import answering  # noqa: E402
 
 TRAIN = ROOT / "scripts" / "train.py"
 RESUME = ("--resume", "auto")
+OVERWRITE = "--overwrite"
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -61,10 +62,9 @@ def launch(
         raise UserError(f"port is needed with nodes = {nodes}: the same on all hosts, such as --port 8118")
 
     def job(attempt: int) -> Job:
-        resumes = attempt > 0 and RESUME[0] not in arguments
         return Job(
             script=script,
-            arguments=(*arguments, *(RESUME if resumes else ())),
+            arguments=tuple(arguments) if attempt == 0 else going_on(arguments),
             log_dir=log_dir / f"attempt-{attempt}",
             devices=devices,
             nodes=nodes,
@@ -85,6 +85,12 @@ def launch(
                 break
             typer.echo(f"{outcome.message}; restart {attempt + 1} of {restarts}", err=True)
     raise typer.Exit(_ended(outcome))
+
+
+def going_on(arguments: Sequence[str]) -> tuple[str, ...]:
+    """Arguments of a restart: it goes on from what the attempt before has left, and removes none of it."""
+    kept = [argument for argument in arguments if argument != OVERWRITE]
+    return (*kept, *(() if RESUME[0] in kept else RESUME))
 
 
 def _ended(outcome: Outcome) -> int:

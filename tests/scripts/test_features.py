@@ -19,7 +19,7 @@ from scripts.errors import UserError
 from scripts.first_order_step import FirstOrderStep, LossScale
 from scripts.networks import build_network
 from scripts.optimizers import build_stepper, decay_groups
-from scripts.recorder import Recorder, read_metrics
+from scripts.recorder import read_metrics
 from scripts.training import CHECKPOINTS, train
 from tests.scripts.test_training import interrupt_at, last_tensors, quiet
 from tests.scripts.tiny import tiny_settings
@@ -254,8 +254,14 @@ def test_tables_tensorboard_and_summary_of_a_run(tmp_path):
 
 def test_tensorboard_without_its_library(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "tensorboardX", None)
+    settings = tiny_settings(tmp_path, "momentum", epochs=1)
+    run = train(settings, console=quiet())
+    before = sorted(path for path in run.folder.rglob("*") if path.is_file())
+    board = settings.model_copy(update={"tensorboard": True})
     with pytest.raises(UserError, match="tensorboard = true needs tensorboardX: pip install tensorboardX"):
-        Recorder(tmp_path, tensorboard=True)
+        train(board, console=quiet(), overwrite=True)
+    assert sorted(path for path in run.folder.rglob("*") if path.is_file()) == before, "nothing is removed for it"
+    assert read_metrics(run.folder)
 
 
 @pytest.mark.parametrize("optimizer", ["thor", "adam"])
@@ -269,6 +275,14 @@ def test_dry_run_tells_and_leaves_nothing(tmp_path, optimizer):
     assert ("785=49x16" in text) == (optimizer == "thor")
     assert f"{settings.out}/checkpoints" in text.replace("\n", "")
     assert not (tmp_path / "run").exists()
+
+
+def test_dry_run_tells_of_a_run_that_is_there(tmp_path):
+    console = Console(file=io.StringIO(), width=160)
+    train(tiny_settings(tmp_path, "momentum", epochs=1), console=quiet())
+    dry_run.show(tiny_settings(tmp_path, "momentum", epochs=3), console)
+    assert "holds a run at step 10: go on with --resume, begin anew with --overwrite" in console.file.getvalue()
+    assert "(--resume needs its settings: epochs: 1 -> 3)" in console.file.getvalue()
 
 
 def test_dry_run_without_the_data_counts_published_ones(tmp_path):

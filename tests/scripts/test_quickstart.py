@@ -1,8 +1,10 @@
+from types import SimpleNamespace
+
 import pytest
 from PIL import Image
 
-from scripts import plot, quickstart
-from scripts.errors import UserError
+from scripts import plot, quickstart, training
+from scripts.errors import INTERRUPTED, UserError
 from scripts.recorder import read_metrics
 from tests.scripts.tiny import write_set
 
@@ -21,6 +23,18 @@ def test_table_and_picture_from_the_same_start(tmp_path, capsys, monkeypatch):
     losses = [next(line["loss"] for line in lines if line["kind"] == "step") for lines in first.values()]
     assert abs(losses[0] - losses[1]) < 1e-5, "both must start from the same weights and batch"
     assert any(line["kind"] == "refresh" for line in first["thor"])
+
+
+def test_it_can_be_repeated(tmp_path, monkeypatch):
+    asked = {}
+
+    def train(settings, **options):
+        asked.update(options)
+        return SimpleNamespace(finished=False)
+
+    monkeypatch.setattr(training, "train", train)
+    assert quickstart.main(["--out", str(tmp_path)]) == INTERRUPTED
+    assert asked["overwrite"] is True
 
 
 @pytest.mark.parametrize("arguments", [["--optimizer", "adam"], ["--optimizer=thor"]])

@@ -17,6 +17,7 @@ from scripts.errors import UserError
 from scripts.occupied import occupied
 from scripts.progress import ProgressDisplay
 from scripts.recorder import read_metrics
+from scripts.train import main as program
 from scripts.training import CHECKPOINTS, due, train
 from tests.scripts.tiny import tiny_settings
 from tests.waiting import wait_until
@@ -120,6 +121,28 @@ def test_resume_equals_an_undisturbed_run_bit_for_bit(tmp_path, monkeypatch, opt
     for name in expected:
         assert np.array_equal(expected[name], found[name]), name
     assert without_times(resumed.folder) == without_times(undisturbed.folder)
+
+
+def test_no_checkpoint_of_an_earlier_run_is_removed_unasked(tmp_path):
+    settings = tiny_settings(tmp_path, "momentum", epochs=1)
+    folder = train(settings, console=quiet()).folder
+    first = last_tensors(folder)
+    other = tiny_settings(tmp_path, "momentum", epochs=1, seed=9)
+    refused = "run holds a run at step 10: go on with --resume, begin anew with --overwrite, or choose another --out"
+    with pytest.raises(UserError, match=refused):
+        train(other, console=quiet())
+    assert all(np.array_equal(first[name], value) for name, value in last_tensors(folder).items())
+    train(other, console=quiet(), overwrite=True)
+    assert not np.array_equal(first["encoder.0.weight"], last_tensors(folder)["encoder.0.weight"])
+
+
+def test_overwrite_is_a_flag_and_not_together_with_resume(tmp_path, capsys):
+    save_config(tiny_settings(tmp_path, "momentum", epochs=1), tmp_path / "config.yaml")
+    command = ["--config", str(tmp_path / "config.yaml"), "--overwrite"]
+    assert program(command) == program(command) == 0
+    with pytest.raises(SystemExit):
+        program([*command, "--resume"])
+    assert "--resume: not allowed with argument --overwrite" in capsys.readouterr().err
 
 
 def test_resume_says_what_is_missing_or_differs(tmp_path):

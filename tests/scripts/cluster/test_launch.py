@@ -11,7 +11,7 @@ import numpy as np
 import psutil
 import pytest
 
-from scripts.cluster.launch import described, launch
+from scripts.cluster.launch import described, going_on, launch
 from scripts.cluster.msrun import ROOT, Job
 from scripts.config import save_config
 from scripts.errors import UserError
@@ -103,6 +103,11 @@ def job(**values: object) -> Job:
     return Job(
         **{"script": FAULTY, "arguments": ("a b",), "log_dir": Path("log"), "devices": 4, "port": 8118, **values}
     )
+
+
+def test_a_restart_removes_nothing():
+    assert going_on(["--config", "c.yaml", "--overwrite"]) == ("--config", "c.yaml", "--resume", "auto")
+    assert going_on(["--resume", "auto", "--seed", "1"]) == ("--resume", "auto", "--seed", "1")
 
 
 def test_the_command_and_its_environment():
