@@ -96,8 +96,8 @@ class Ranks:
 
 def with_ranks(settings: TrainSettings, rank: int = 0, count: int = 1) -> TrainSettings:
     """The settings for one rank of so many, checked again: a batch must divide."""
-    values = settings.model_dump()
-    return validate({**values, "data": {**values["data"], "rank": rank, "ranks": count}})
+    values = settings.model_dump(exclude_unset=True)  # some may not be set beside others, were it to their defaults
+    return validate({**values, "data": {**values.get("data", {}), "rank": rank, "ranks": count}})
 
 
 def announced(environment: Mapping[str, str]) -> int:

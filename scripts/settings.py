@@ -56,6 +56,16 @@ class Schedule(Settings):
             raise ValueError("the shape thor has neither warmup_epochs nor final")
         if self.shape != "thor" and self.halve_at:
             raise ValueError(f"halve_at belongs to the shape thor, and the shape is {self.shape}")
+        return self
+
+    @model_validator(mode="after")
+    def _of_the_shape(self) -> Schedule:
+        """What a shape does not look at is no typing error to be passed over."""
+        if self.shape not in ("polynomial", "thor") and self.power != type(self).model_fields["power"].default:
+            raise ValueError(f"power belongs to the shapes polynomial and thor, and the shape is {self.shape}")
+        ending = [name for name in ("final", "end_epoch", "end_update") if getattr(self, name)]
+        if self.shape == "constant" and ending:
+            raise ValueError(f"{ending[0]} tells how a shape ends, and the shape is constant; leave it out")
         if self.end_epoch is not None and self.end_update is not None:
             raise ValueError("has both end_epoch and end_update; give one of them")
         return self
@@ -290,6 +300,14 @@ class TrainSettings(Settings):
         """What is refused only in combination."""
         if self.clip_norm is not None and self.optimizer == "thor":
             raise ValueError("clip_norm is for first-order optimizers; with thor use thor.clip, the bound on its step")
+        if self.optimizer == "thor" and self.thor.inner == "adam":
+            given = [name for name in OF_THOR_FOR_ADAM if name in self.adam.model_fields_set]
+            if given:
+                raise ValueError(
+                    f"adam.{given[0]} has no meaning with thor.inner = adam, which takes thor.{given[0]}; leave it out"
+                )
+        if self.reconstructs and self.label_smoothing:
+            raise ValueError(f"label_smoothing belongs to loss = cross_entropy, and loss is {self.loss}; leave it out")
         if self.loss_scale == "dynamic" and self.accumulation > 1 and self.optimizer != "thor":
             raise ValueError("loss_scale = dynamic with accumulation > 1 needs the optimizer thor; give a fixed one")
         if self.batch_size % self.data.ranks:

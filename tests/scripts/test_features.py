@@ -120,10 +120,12 @@ def test_adam_may_move_the_weights(tmp_path):
     """
     ends = {}
     for name, damping, epsilon in (("adam", None, 1e-3), ("damped", 1e10, 1e-13), ("thor", 0.01, 1e-3)):
-        adam = {"beta1": 0.8, "beta2": 0.99, "epsilon": epsilon, "learning_rate": 0.01, "schedule": "constant"}
-        thor = {"inner": "adam", "learning_rate": 0.01, "schedule": "constant", "interval": 2, "damping": damping or 1}
-        optimizer = "thor" if damping else "adam"
-        settings = tiny_settings(tmp_path / name, optimizer, epochs=1, adam=adam, thor=thor)
+        adam = {"beta1": 0.8, "beta2": 0.99, "epsilon": epsilon}
+        rate = {"learning_rate": 0.01, "schedule": "constant"}
+        blocks = {"adam": adam, "thor": {"inner": "adam", "interval": 2, "damping": damping, **rate}}
+        if damping is None:
+            blocks = {"adam": {**adam, **rate}}
+        settings = tiny_settings(tmp_path / name, "thor" if damping else "adam", epochs=1, **blocks)
         ends[name] = {p.name: p.asnumpy() for p in train(settings, console=quiet()).network.trainable_params()}
     for name, value in ends["adam"].items():
         np.testing.assert_allclose(ends["damped"][name], value, rtol=0, atol=5e-4, err_msg=name)
@@ -223,6 +225,24 @@ def test_mixed_precision_trains_with_a_dynamic_loss_scale(tmp_path, level, optim
         ({"thor": {"inner": "sgd"}}, "thor.inner = 'sgd': must be 'momentum' or 'adam'"),
         ({"thor": {"inner": "adam", "momentum": 0.8}}, "thor: momentum belongs to inner = momentum; with inner = adam"),
         ({"thor": {"inner": "adam", "clip": 0.1}}, "thor: clip bounds learning rate x direction, which is no step of"),
+        (
+            {"thor": {"inner": "adam"}, "adam": {"learning_rate": 0.001}},
+            "adam.learning_rate has no meaning with thor.inner = adam, which takes thor.learning_rate; leave it out",
+        ),
+        ({"thor": {"inner": "adam"}, "adam": {"schedule": "cosine"}}, "adam.schedule has no meaning with thor.inner"),
+        (
+            {"label_smoothing": 0.1, "loss": "squared_error"},
+            "label_smoothing belongs to loss = cross_entropy, and loss is squared_error; leave it out",
+        ),
+        (
+            {"thor": {"schedule": {"shape": "cosine", "power": 3.0}}},
+            "thor.schedule: power belongs to the shapes polynomial and thor, and the shape is cosine",
+        ),
+        (
+            {"momentum": {"schedule": {"shape": "constant", "final": 0.1}}},
+            "momentum.schedule: final tells how a shape ends, and the shape is constant; leave it out",
+        ),
+        ({"adam": {"schedule": {"shape": "constant", "end_epoch": 3}}}, "adam.schedule: end_epoch tells how a shape"),
     ],
 )
 def test_errors(values, message):
