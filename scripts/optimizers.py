@@ -93,7 +93,8 @@ def _thor(settings: TrainSettings, network: nn.Cell, loss: nn.Cell, steps_per_ep
         clip_each=own.clip_each,
         sharing=sharing,
     )
-    step = thor.TrainStep(network, loss, optimizer, accumulate=settings.accumulation)
+    jit = settings.mode == "graph"
+    step = thor.TrainStep(network, loss, optimizer, accumulate=settings.accumulation, jit=jit)
 
     def phase() -> str:
         return "refresh" if optimizer.refreshes_now else "curvature" if optimizer.gathers_now else "plain"

@@ -196,6 +196,25 @@ def test_a_kill_before_the_last_rename_leaves_the_checkpoint_before(tmp_path, mo
     assert [line["step"] for line in read_metrics(run.folder) if line["kind"] == "step"] == list(range(1, 21))
 
 
+@pytest.mark.parametrize("optimizer", ["momentum", "thor"])
+def test_pynative_compiles_no_network(tmp_path, monkeypatch, optimizer):
+    """The update of a first-order optimizer is compiled all the same: no debugger has to look into that."""
+    own, found = ms.jit, set()
+
+    def jit(function, *rest, **options):
+        found.add(function.__module__)
+        return own(function, *rest, **options)
+
+    monkeypatch.setattr(ms, "jit", jit)
+    try:
+        run = train(tiny_settings(tmp_path, optimizer, epochs=1, mode="pynative"), console=quiet())
+    finally:
+        ms.set_context(mode=ms.GRAPH_MODE)
+    losses = [line["loss"] for line in read_metrics(run.folder) if line["kind"] == "step"]
+    assert losses[-1] < losses[0]
+    assert not found & {"thor.train", "scripts.first_order_step", "scripts.evaluation"}
+
+
 def test_a_diverging_run_ends_with_one_line(tmp_path):
     settings = tiny_settings(tmp_path, "momentum", momentum={"learning_rate": 1e20})
     with pytest.raises(UserError, match=r"momentum, after step \d+: gradients are not finite"):
