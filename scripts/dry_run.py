@@ -17,6 +17,7 @@ from scripts.config import differences, load_config
 from scripts.data import fetch
 from scripts.errors import UserError
 from scripts.feeds import PUBLISHED_SIZES, Feeds, open_feeds
+from scripts.fitting import check_fit
 from scripts.networks import build_loss, build_network
 from scripts.optimizers import build_stepper
 from scripts.settings import TrainSettings
@@ -75,10 +76,12 @@ def _plan(settings: TrainSettings) -> Plan:
     except UserError as error:
         notes.append(f"the data: {error}")
     steps = _steps_per_epoch(settings, feeds)
-    network = build_network(settings, feeds.network_options if feeds else None)
+    network, loss = build_network(settings, feeds.network_options if feeds else None), build_loss(settings)
+    if feeds:
+        check_fit(settings, feeds, network, loss)
     if settings.optimizer != "thor":
         make_convolutions_fast(network)
-    stepper = build_stepper(settings, network, build_loss(settings), steps or settings.accumulation)
+    stepper = build_stepper(settings, network, loss, steps or settings.accumulation)
     return Plan(network, stepper.optimizer, steps, notes)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from scripts.data import cifar, fashion_mnist, fetch, imagenet_folder, imagenet_samples
 from scripts.data.batches import Batches, Channels, Split
@@ -172,6 +172,13 @@ def _text(settings: TrainSettings) -> Feeds:
         origin=str(folder),
         network_options={"vocab_size": len(words)},
     )
+
+
+def classes_of(source: Source) -> int:
+    """How many classes (of text: word pieces) the labels of a source tell apart."""
+    if isinstance(source, ImageSource):
+        return len(source.collection.classes)
+    return int(source.labels.max()) + 1 if isinstance(source, Batches) else int(cast(Any, source).words)
 
 
 def examples_of(source: Source) -> int | None:

@@ -23,6 +23,7 @@ from scripts.config import differences, load_config, save_config
 from scripts.errors import UserError, writing
 from scripts.evaluation import Evaluator, Scores
 from scripts.feeds import Feeds
+from scripts.fitting import check_fit
 from scripts.heartbeat import Heart
 from scripts.occupied import occupied
 from scripts.optimizers import Stepper, build_stepper
@@ -156,9 +157,10 @@ def held(folder: Path, step: int) -> str:
 def _prepare(settings: TrainSettings, folder: Path, device: str, ranks: Ranks, heart: Heart, console: Console) -> Run:
     """Data, network and optimizer of a run."""
     parts = build(settings, device=device)
+    steps = whole_steps(settings, len(parts.feeds.train))
+    check_fit(settings, parts.feeds, parts.network, parts.loss)
     if settings.optimizer != "thor":
         make_convolutions_fast(parts.network)
-    steps = whole_steps(settings, len(parts.feeds.train))
     stepper = build_stepper(settings, parts.network, parts.loss, steps)
     evaluator = Evaluator(parts.network, parts.loss, parts.feeds.test, settings, ranks)
     average = WeightAverage(parts.network, settings.ema, settings.mode == "graph") if settings.ema else None

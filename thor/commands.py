@@ -18,6 +18,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 from first_order.checks import number
 from thor import device
 from thor.doctor_command import doctor_command
+from thor.own_words import own_words
 from thor.plan_command import plan_command
 from thor.profile import report, target
 from thor.profile.auto import available_memory
@@ -150,7 +151,7 @@ def _try_network(net: Any, task: Task) -> None:
     except Exception as error:
         shapes = " and ".join(str(tuple(item.shape)) for item in inputs[:-1])
         raise target.UsageError(
-            f"the network does not take an input of shape {shapes}; it says:\n{_own_words(error)}"
+            f"the network does not take an input of shape {shapes}; it says:\n{own_words(error)}"
         ) from error
     try:
         if task.loss_fn is not None:
@@ -158,13 +159,8 @@ def _try_network(net: Any, task: Task) -> None:
     except Exception as error:
         raise target.UsageError(
             f"the loss does not take outputs of shape {getattr(output, 'shape', type(output).__name__)} with targets "
-            f"of shape {tuple(inputs[-1].shape)} (see --loss and --classes); it says:\n{_own_words(error)}"
+            f"of shape {tuple(inputs[-1].shape)} (see --loss and --classes); it says:\n{own_words(error)}"
         ) from error
-
-
-def _own_words(error: Exception) -> str:
-    """An error's message without MindSpore's C++ call stack behind it."""
-    return str(error).split("\n\n-----", 1)[0].strip()
 
 
 def _computed(output: Any) -> Any:
