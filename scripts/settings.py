@@ -300,12 +300,6 @@ class TrainSettings(Settings):
         """What is refused only in combination."""
         if self.clip_norm is not None and self.optimizer == "thor":
             raise ValueError("clip_norm is for first-order optimizers; with thor use thor.clip, the bound on its step")
-        if self.optimizer == "thor" and self.thor.inner == "adam":
-            given = [name for name in OF_THOR_FOR_ADAM if name in self.adam.model_fields_set]
-            if given:
-                raise ValueError(
-                    f"adam.{given[0]} has no meaning with thor.inner = adam, which takes thor.{given[0]}; leave it out"
-                )
         if self.reconstructs and self.label_smoothing:
             raise ValueError(f"label_smoothing belongs to loss = cross_entropy, and loss is {self.loss}; leave it out")
         if self.loss_scale == "dynamic" and self.accumulation > 1 and self.optimizer != "thor":

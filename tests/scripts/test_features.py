@@ -226,11 +226,6 @@ def test_mixed_precision_trains_with_a_dynamic_loss_scale(tmp_path, level, optim
         ({"thor": {"inner": "adam", "momentum": 0.8}}, "thor: momentum belongs to inner = momentum; with inner = adam"),
         ({"thor": {"inner": "adam", "clip": 0.1}}, "thor: clip bounds learning rate x direction, which is no step of"),
         (
-            {"thor": {"inner": "adam"}, "adam": {"learning_rate": 0.001}},
-            "adam.learning_rate has no meaning with thor.inner = adam, which takes thor.learning_rate; leave it out",
-        ),
-        ({"thor": {"inner": "adam"}, "adam": {"schedule": "cosine"}}, "adam.schedule has no meaning with thor.inner"),
-        (
             {"label_smoothing": 0.1, "loss": "squared_error"},
             "label_smoothing belongs to loss = cross_entropy, and loss is squared_error; leave it out",
         ),

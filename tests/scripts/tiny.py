@@ -45,7 +45,7 @@ def tiny_settings(tmp_path: Path, optimizer: str, out: str = "run", **values: ob
         "optimizer": optimizer,
         "thor": {"learning_rate": 0.01, "damping": 1.0, "clip": 1.0, "interval": 4, "block_size": 16},
         "momentum": {"learning_rate": 0.005},
-        "adam": {"learning_rate": 0.01} if optimizer == "adam" else {},  # inside of THOR it may have none
+        "adam": {"learning_rate": 0.01},
         "adafactor": {"learning_rate": 0.1},
         "device": "CPU",
         "log_every": 1,
