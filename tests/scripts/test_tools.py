@@ -7,6 +7,7 @@ import mindspore as ms
 import numpy as np
 import onnx
 import pytest
+from matplotlib.figure import Figure
 from mindspore import nn
 from onnx import version_converter
 from onnx.reference import ReferenceEvaluator
@@ -154,6 +155,23 @@ def test_runs_of_one_name_in_two_folders_are_both_drawn(tmp_path, monkeypatch):
         recorder.close()
     plot.plot(folders, tmp_path / "curves.png")
     assert drawn == ["a/thor", "b/thor"] * 2  # over epochs, and over seconds
+
+
+def test_each_decision_has_its_mark_at_its_step_and_trace():
+    decided = [("UPDATE", 1, 5.0), ("KEEP", 11, 5.1), ("STOP", 21, 5.2), ("UPDATE", 1, 7.0)]
+    lines = [
+        {"layer": "ab"[index == 3], "decision": decision, "step": step, "trace": trace}
+        for index, (decision, step, trace) in enumerate(decided)
+    ]
+    axes = Figure().subplots()
+    plot._traces(axes, "thor", lines)
+    drawn = {
+        (line.get_marker(), *point) for line in axes.get_lines() if line.get_marker() != "None"
+        for point in line.get_xydata().tolist()
+    }  # fmt: skip
+    assert drawn == {(plot.MARKS[decision][0], step, trace) for decision, step, trace in decided}
+    words = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert words == ["UPDATE", "KEEP", "STOP", "a", "b"]
 
 
 def test_runs_of_different_tasks_are_not_compared(runs, tmp_path):
