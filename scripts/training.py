@@ -191,6 +191,7 @@ def _epoch(run: Run, recorder: Recorder, display: ProgressDisplay, interrupt: In
         return True
     run.heart.beat(run.position.step, heartbeat.DATA)
     batches = run.phases.timed("data", run.feeds.train.epoch(epoch, run.position.step_in_epoch))
+    waiting_since = time.perf_counter()
     for batch in batches:
         run.heart.beat(run.position.step, heartbeat.STEP)
         phase, compiled = run.stepper.phase(), run.stepper.compilations()
@@ -207,7 +208,8 @@ def _epoch(run: Run, recorder: Recorder, display: ProgressDisplay, interrupt: In
             with run.phases.measure("average"):
                 run.average.update(step // settings.accumulation - 1)
         decided = _record(run, recorder, loss, seconds, decided)
-        display.step(step, epoch + 1, loss, 1e3 * seconds, settings.batch_size / seconds)
+        rate = settings.batch_size / (time.perf_counter() - waiting_since)  # what is reached, data included
+        display.step(step, epoch + 1, loss, 1e3 * seconds, rate)
         last = run.position.step_in_epoch == run.steps_per_epoch
         if whole and not last and due(step, settings.eval_every_steps, settings.accumulation):
             _evaluate_within(run, recorder, display)
@@ -218,6 +220,7 @@ def _epoch(run: Run, recorder: Recorder, display: ProgressDisplay, interrupt: In
         if last:
             break
         run.heart.beat(step, heartbeat.DATA)
+        waiting_since = time.perf_counter()
     return True
 
 
