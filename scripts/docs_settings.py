@@ -22,7 +22,6 @@ from pydantic import BaseModel, PlainValidator  # noqa: E402
 from pydantic.fields import FieldInfo  # noqa: E402
 
 from scripts.config import BLOCKS  # noqa: E402
-from scripts.docs_words import WORDS  # noqa: E402
 from scripts.settings import Interval, Refresh, Schedule, TrainSettings  # noqa: E402
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "training.md"
@@ -32,6 +31,12 @@ SHORT: dict[type[BaseModel], tuple[str, str]] = {
     Schedule: ("shape", "a shape"),
     Refresh: ("preset", "a preset"),
     Interval: ("start", "a number of steps"),
+}
+#: What every optimizer's section has.
+COMMON = {
+    "learning_rate": "Learning rate at its highest; the schedule goes from there.",
+    "schedule": "How the learning rate moves over the run.",
+    "weight_decay": "Weight decay; `decay_all` says of which weights.",
 }
 _BOUNDS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
 _PLAIN = {int: "whole number", float: "number", str: "text", bool: "true, false"}
@@ -75,8 +80,8 @@ def _table(title: str, block: type[BaseModel], prefix: str) -> Iterator[str]:
 
 
 def meanings(block: type[BaseModel]) -> dict[str, str]:
-    """What each setting means: as its class says, or WORDS."""
-    own = {name: words for key, words in WORDS.items() if (name := _of(block, key)) is not None} | documented(block)
+    """What each setting means: as its class says, or COMMON."""
+    own = {name: words for name, words in COMMON.items() if name in block.model_fields} | documented(block)
     return {name: re.sub(r"\bNone\b", "null", words) for name, words in own.items()}  # as YAML calls it
 
 
@@ -93,12 +98,6 @@ def documented(block: type[BaseModel]) -> dict[str, str]:
         elif name and line.strip():
             found[name] += f" {line.strip()}"
     return found
-
-
-def _of(block: type[BaseModel], key: str) -> str | None:
-    """The setting of this block that a key of WORDS is about, if it is: `name`, or `Class.name`."""
-    owner, _, name = key.rpartition(".")
-    return name if owner in ("", block.__name__) and name in block.model_fields else None
 
 
 def _first_paragraph(block: type[BaseModel]) -> str:

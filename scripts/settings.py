@@ -39,6 +39,7 @@ class Schedule(Settings):
         end_update: The same as a number of updates, instead of end_epoch.
         final: Share of the initial value that the shape ends at.
         warmup_epochs: The rate rises linearly from zero over so many epochs first.
+        halve_at: Epochs at which the shape `thor` is halved.
     """
 
     shape: Literal["constant", "linear", "cosine", "polynomial", "thor"] = "cosine"
@@ -78,6 +79,9 @@ class Refresh(Settings):
     """The trace rule: a published preset, or both thresholds.
 
     Attributes:
+        preset: A published rule; or give `update` and `stop`.
+        update: A layer whose trace has changed by more than this share refreshes.
+        stop: One whose trace has changed by less stops for good; 0 for never.
         start: Step of the first candidate that is tested; all before it refresh.
     """
 
@@ -101,7 +105,13 @@ class Refresh(Settings):
 
 
 class Interval(Settings):
-    """Steps between two refreshes: from start to end, each about factor times the one before."""
+    """Steps between two refreshes: from start to end, each about factor times the one before.
+
+    Attributes:
+        start: Steps between the first two refreshes.
+        end: Steps between two refreshes at most.
+        factor: How much longer each interval is than the one before, about.
+    """
 
     start: Count
     end: Count
@@ -134,15 +144,21 @@ class ThorSettings(Settings):
         damping: Damping at the start.
         damping_decay: Factor on the damping over ten epochs, as published for ResNet-50.
         damping_schedule: Another way for the damping to fall, as a learning rate does; published for BERT.
-        inner: What moves the weights by the preconditioned gradients: Momentum, or Adam with beta1, beta2, epsilon and
-            use_nesterov of the section adam.
+        block_size: Rows of a block of the curvature; `auto` measures at the first step.
+        split: The paper's blocks, or with what they cut kept as a mean or as `rank` directions.
+        rank: Directions that the split `block+rank` keeps.
+        refresh: The trace rule.
         interval: Steps between refreshes: a number, or start, end and factor.
         factor_interval: Steps between curvature steps; None leaves it to the optimizer.
         factor_share: Share of a batch's examples from which factors are gathered.
+        factor_decay: Share of the past in the running average of the factors.
+        inner: What moves the weights by the preconditioned gradients: Momentum, or Adam with beta1, beta2, epsilon and
+            use_nesterov of the section adam.
+        momentum: Momentum of the steps, with inner = momentum.
         clip: Bound on the norm of a step; None for no bound.
-        clip_each: Bound on the norm of each weight's gradient, before it is preconditioned; None for no bound.
         skip: Patterns of layer names that keep their plain gradient.
         norms: Whether normalisation layers are preconditioned too, by their diagonal Fisher.
+        clip_each: Bound on the norm of each weight's gradient, before it is preconditioned; None for no bound.
         grad_worker_fraction: In a job, share of the ranks that hold each layer's inverses.
         per: In a job, what one rank inverts as a whole.
     """
@@ -197,7 +213,12 @@ class ThorSettings(Settings):
 
 
 class MomentumSettings(Settings):
-    """Hyper-parameters of first_order.Momentum; momentum is its alpha."""
+    """Hyper-parameters of first_order.Momentum; momentum is its alpha.
+
+    Attributes:
+        momentum: What is kept of the velocity.
+        mode: Whether the step looks ahead.
+    """
 
     learning_rate: Positive = 0.05
     schedule: NamedSchedule = Schedule()
@@ -207,7 +228,14 @@ class MomentumSettings(Settings):
 
 
 class AdamSettings(Settings):
-    """Hyper-parameters of first_order.Adam."""
+    """Hyper-parameters of first_order.Adam.
+
+    Attributes:
+        beta1: Share of the past in the average of gradients.
+        beta2: Share of the past in the average of their squares.
+        epsilon: Added to the root of the average of squares.
+        use_nesterov: Whether the step looks ahead.
+    """
 
     learning_rate: Positive = 0.001
     schedule: NamedSchedule = Schedule()
@@ -219,7 +247,14 @@ class AdamSettings(Settings):
 
 
 class AdafactorSettings(Settings):
-    """Hyper-parameters of first_order.Adafactor, whose learning rate is relative to the weights; eps1 may be null."""
+    """Hyper-parameters of first_order.Adafactor, whose learning rate is relative to the weights; eps1 may be null.
+
+    Attributes:
+        beta2_decay: Exponent of the step in the average of squares; nearer to 0 forgets faster.
+        eps1: Least size of the averages that are divided by; null for the type's machine epsilon.
+        eps2: Least size of the weights that the learning rate is relative to.
+        d: Bound on the root mean square of an update, before the learning rate.
+    """
 
     learning_rate: Positive = 0.01
     schedule: NamedSchedule = Schedule()
@@ -246,13 +281,20 @@ class TrainSettings(Settings):
         network: Short name of a network of `models`, or module:callable.
         network_options: Arguments for the network's factory.
         loss: The two last compare the network's output with its own input, as an autoencoder needs.
+        label_smoothing: Share of each target that is spread over all classes.
+        epochs: How often the training set is gone through.
         batch_size: Examples a step, of all processes of a job together: each has an equal share.
         accumulation: Steps whose gradients are averaged into one update.
+        seed: Decides initial weights, order and augmentation.
+        optimizer: Which optimizer, and which section below is used.
         amp: Mixed precision as mindspore.amp has it: O0 none, O2 float16 but for normalisation, O3 all of it.
         loss_scale: Factor on the loss while gradients are computed, against underflow: fixed, or `dynamic`.
         decay_all: Weight decay acts on biases and normalisation too; false leaves out all weights of one dimension.
         clip_norm: Bound on the norm of all gradients together (first-order optimizers; THOR has thor.clip).
         ema: Share of the past in a running average of the weights, which is then what is evaluated; 0 for none.
+        device: Where to train; `auto` takes an Ascend or a GPU where there is one.
+        mode: Compiled as a whole, or operator by operator, to find errors.
+        out: Folder of the run.
         checkpoint_every: Steps between checkpoints, besides the one after each epoch; 0 for none. Where updates take
             several steps (accumulation), it is made with the update that is under way then; eval_every_steps alike.
         keep: Newest checkpoints that are kept, besides the best one.
@@ -262,7 +304,6 @@ class TrainSettings(Settings):
             share of batch_size.
         log_every: Steps between lines in metrics.jsonl.
         tensorboard: Also write event files for TensorBoard (needs tensorboardX).
-        out: Folder of the run.
     """
 
     network: str = "smallconv"

@@ -5,8 +5,7 @@ import shlex
 
 import pytest
 
-from scripts import docs_settings, settings, train
-from scripts.docs_words import WORDS
+from scripts import docs_settings, train
 from scripts.recorder import read_metrics
 from tests.scripts.tiny import write_set
 
@@ -36,14 +35,6 @@ def test_what_a_line_says(key, row):
 def test_a_page_without_the_mark_is_refused():
     with pytest.raises(ValueError, match=r"training\.md: the line '<!-- .*' is missing: set it where the tables begin"):
         docs_settings.renewed("# Training\n")
-
-
-def test_no_setting_has_two_meanings():
-    """Words given here for a setting that its class tells of would be passed over."""
-    owners = [getattr(settings, key.partition(".")[0]) for key in WORDS if "." in key]
-    names = [key.partition(".")[2] for key in WORDS if "." in key]
-    assert all(name in owner.model_fields for owner, name in zip(owners, names, strict=True))
-    assert not any(name in docs_settings.documented(owner) for owner, name in zip(owners, names, strict=True))
 
 
 @pytest.mark.parametrize("network", ["Mlp", "WordPairs"])
