@@ -21,10 +21,7 @@ class Structure:
 
     def __init__(self, net: nn.Cell, layers: Iterable[Any]):
         self.net, self.layers = net, tuple(layers)
-        self.members = [
-            (name, members, dict(members))
-            for name, cell in net.cells_and_names() for members in (cell._cells, cell._params)
-        ]  # fmt: skip
+        self.members = [(name, cell, _members(cell)) for name, cell in net.cells_and_names()]
         self.ports = [
             (vars(cell), slot, vars(cell)[slot])
             for layer in self.layers for cell in layer.cells for slot in PORTS if slot in vars(cell)
@@ -33,12 +30,12 @@ class Structure:
     def check(self) -> None:
         """Raise if anything was added, taken away, replaced or detached."""
         captured = all(slots.get(slot) is port for slots, slot, port in self.ports)
-        if captured and all(_same(now, then) for _, now, then in self.members):
+        if captured and all(_same(cell, then) for _, cell, then in self.members):
             return
         self._check_layers()
         if not captured:
             raise RuntimeError("the network belongs to another THOR optimizer, which was made after this one")
-        changes = (_change(name, now, then) for name, now, then in self.members if not _same(now, then))
+        changes = (_change(name, _members(cell), then) for name, cell, then in self.members if not _same(cell, then))
         raise RuntimeError(f"the network has changed since THOR was attached: {next(changes)}; {CURE}")
 
     def _check_layers(self) -> None:
@@ -54,8 +51,16 @@ class Structure:
                 raise RuntimeError(f"layer {layer.name} has a new weight Parameter since THOR was attached; {CURE}")
 
 
-def _same(now: Mapping[str, Any], then: Mapping[str, Any]) -> bool:
-    return len(now) == len(then) and all(now.get(key) is value for key, value in then.items())
+def _members(cell: nn.Cell) -> dict[str, Any]:
+    """Children and Parameters by name."""
+    return {**cell._params, **cell._cells}
+
+
+def _same(cell: nn.Cell, then: Mapping[str, Any]) -> bool:
+    cells, parameters = cell._cells, cell._params  # read anew: a CellList makes another dictionary when one is deleted
+    return len(cells.keys() | parameters.keys()) == len(then) and all(
+        (cells[key] if key in cells else parameters.get(key)) is value for key, value in then.items()
+    )
 
 
 def _change(name: str, now: Mapping[str, Any], then: Mapping[str, Any]) -> str:

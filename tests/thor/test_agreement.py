@@ -44,7 +44,7 @@ def test_a_rank_with_another_setting_is_refused_by_its_name():
     "options",
     [{"interval": 7}, {"interval": lambda step: 7}, {"damping": 0.2}, {"factor_interval": 3}, {"loss_scale": 8.0},
      {"weight_decay": 0.1}, {"block_size": 2}],
-    ids=str,
+    ids=["interval", "interval's rule", "damping", "factor_interval", "loss_scale", "weight_decay", "block_size"],
 )  # fmt: skip
 def test_what_decides_messages_or_weights_is_among_them(options):
     mine, theirs = settings_of(), settings_of(**options)

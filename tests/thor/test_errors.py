@@ -150,10 +150,11 @@ def test_attaching_twice_is_refused_with_the_cure():
         (lambda net: setattr(net.layers[0], "weight", Parameter(Tensor(np.ones((4, 5), np.float32)), name="other")),
          "layer layers.0 has a new weight"),
         (lambda net: net.layers.append(nn.Dense(3, 3)), r"changed since .*: layers has a new member 2 \(Dense\)"),
+        (lambda net: net.layers.__delitem__(1), "layer layers.1 is no longer part of the network"),
         (lambda net: setattr(net, "tanh", nn.ReLU()), r"changed .*: the network itself has another tanh \(ReLU\)"),
         (lambda net: net.__delattr__("tanh"), r"changed .*: the network itself has lost its member tanh \(Tanh\)"),
     ],
-    ids=["captured layer", "weight", "added", "replaced", "taken away"],
+    ids=["captured layer", "weight", "added", "deleted", "replaced", "taken away"],
 )  # fmt: skip
 def test_a_network_changed_after_attaching_is_refused_at_the_next_step_with_the_layers_name(change, words, steps):
     """The next refresh is far away: a compiled step would go on with the old layers until then."""
