@@ -25,10 +25,7 @@ class FirstOrder(nn.Optimizer):
     """
 
     def __init__(self, params: Any, learning_rate: Any, weight_decay: Any, loss_scale: float) -> None:
-        if isinstance(learning_rate, str | bool) or learning_rate is None:
-            raise TypeError(
-                f"the learning rate must be a number, list, Tensor, schedule or function, but got {learning_rate!r}"
-            )
+        _check_rate("the learning rate", learning_rate)
         groups = parameter_groups(params)
         # read by _build_single_lr, which the base class calls
         object.__setattr__(self, "_wide", any(p.dtype == ms.float64 for p in _parameters(groups)))
@@ -182,6 +179,7 @@ def parameter_groups(params: Any) -> list[Any]:
                 raise TypeError(f"params must be all dictionaries or none, but item {index} is {type(group).__name__}")
             if "params" in group:
                 group["params"] = parameter_groups(group["params"])
+                _check_rate(f"lr of group {index}", group.get("lr", 0.0))
             elif "order_params" not in group:
                 raise ValueError(f"params: group {index} must have a list under 'params', but has {sorted(group)}")
         return groups
@@ -192,6 +190,12 @@ def parameter_groups(params: Any) -> list[Any]:
         if parameter.dtype not in checks.FLOATS:
             raise TypeError(f"parameter {parameter.name} must be float16, float32 or float64, but is {parameter.dtype}")
     return plain
+
+
+def _check_rate(name: str, value: Any) -> None:
+    """Refuse what nn.Optimizer would take for a number or for a list of them; the rest it checks itself."""
+    if isinstance(value, str | bool | dict) or value is None:
+        raise TypeError(f"{name} must be a number, list, Tensor, schedule or function, but got {value!r}")
 
 
 def _parameters(groups: list[Any]) -> list[Parameter]:

@@ -228,6 +228,24 @@ def test_no_group_is_added_where_the_parameters_have_an_order_of_their_own():
     assert [p.name for p in optimizer.parameters] == ["w1", "w0"]
 
 
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [({"d": 0.5}, "d must"), ({"lr": -1.0}, "learning rate.*-1.0"), ({"lr": "fast"}, "lr of group 0 must.*'fast'"),
+     ({"momentum": 0.9}, "'momentum'"), ({"weight_decay": None}, "weight_decay must")],
+    ids=str,
+)  # fmt: skip
+def test_a_wrong_group_is_not_added_and_the_optimizer_goes_on_as_if_nobody_had_tried(wrong, words):
+    values, g = arrays(0, [(3, 4), (5,)]), tensors(arrays(1, [(3, 4)]))
+    ours, undisturbed = make_parameters(values), make_parameters(values)
+    optimizer, other = Adafactor(ours[:1], lr=0.1), Adafactor(undisturbed[:1], lr=0.1)
+    with pytest.raises((TypeError, ValueError, KeyError), match=words):
+        optimizer.add_param_group({"params": ours[1:], **wrong})
+    for one in (optimizer, other):
+        one(g)
+    assert len(optimizer.param_groups) == 1 and rates(optimizer) == [0.1]
+    np.testing.assert_array_equal(ours[0].asnumpy(), undisturbed[0].asnumpy())
+
+
 @pytest.mark.parametrize("foreach", [True, False])
 def test_state_dictionaries_move_to_pytorch_and_back(foreach):
     values, g = arrays(0, MORE_SHAPES), [arrays(k + 1, MORE_SHAPES) for k in range(4)]
