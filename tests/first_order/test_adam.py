@@ -286,7 +286,7 @@ def test_errors_of_sparse_gradients(rows, values, message):
         (([{"lr": 1.0}],), ValueError, r"group 0 must have a list under 'params', but has \['lr'\]"),
         ((make_parameters([np.ones(2, np.int32)]),), TypeError, "parameter w0 must be float16, .*, but is Int32"),
         ((make_parameters([np.ones(2)]), "fast"), TypeError, "the learning rate must be a number, .*, but got 'fast'"),
-        (([{"params": make_parameters([np.ones(2)]), "lr": True}],), TypeError, "lr of group 0 must be .*, but got True"),
+        (([{"params": make_parameters([np.ones(2)]), "lr": True}],), TypeError, "lr of group 0 must .*, but got True"),
     ],
 )
 def test_errors_of_parameters_and_rates(arguments, error, message):
