@@ -15,35 +15,45 @@ from mindspore import ops
 
 from thor.compiled import columns_of, rows_of
 
+#: Of [c, n, ...] as they are: a reshaped Parameter would be copied at each step, anything else is reshaped for nothing.
+_product = ops.BatchMatMul()
 
-def precondition(x, a_inverse, a_s, a_t, g_inverse, g_s, g_t):
-    """G^-1 X A^-1 for a padded X [c, O', I']; s and t are one-element tensors where blocks stand alone."""
+
+def precondition(x, a_inverse, a_s, a_t, g_inverse, g_s, g_t, shape):
+    """G^-1 X A^-1 for a padded X [c, O', I'], as ``shape``; s and t have one entry where blocks stand alone."""
     y = multiply_right(x, a_inverse)
     if a_s.ndim == 3:
         v = precondition_rows(ops.bmm(x, a_s), g_inverse, g_s, g_t)
-        return precondition_difference(y, v, a_t, g_inverse, g_s, g_t)
-    return precondition_rows(y, g_inverse, g_s, g_t)
+        return precondition_difference(y, v, a_t, g_inverse, g_s, g_t, shape)
+    return precondition_rows(y, g_inverse, g_s, g_t).reshape(shape)
 
 
-def precondition_with_bias(x, b, a_inverse, a_s, a_t, bias_inverse, g_inverse, g_s, g_t):
-    """G^-1 [X b] A^-1 for X [c, O', I'] and the bias's gradient b [c, O', 1] apart: the two parts of the result.
+def precondition_with_bias(x, b, a_inverse, a_s, a_t, bias_inverse, g_inverse, g_s, g_t, shape):
+    """G^-1 [X b] A^-1 for X [c, O', I'] and the bias's gradient b [c, O', 1] apart: X's part as ``shape``, and b's.
 
     With A^-1 bordered as in layers.py, [X b] A^-1 = [X D^-1 - [X s, b] t, [X s, b] bias_inverse].
     """
     v = precondition_rows(ops.cat((ops.bmm(x, a_s), b), 2), g_inverse, g_s, g_t)
-    of_weight = precondition_difference(multiply_right(x, a_inverse), v, a_t, g_inverse, g_s, g_t)
+    of_weight = precondition_difference(multiply_right(x, a_inverse), v, a_t, g_inverse, g_s, g_t, shape)
     return of_weight, ops.bmm(v, bias_inverse)
 
 
-def precondition_difference(y, v, t, g_inverse, g_s, g_t):
+def precondition_difference(y, v, t, g_inverse, g_s, g_t, shape):
     """G^-1 Y - V t with G^-1 = P - s_G t_G, as P Y - [V, s_G] [t, t_G Y].
 
     One thin outer product and one subtraction for both sides: passes over a whole matrix, not its products with thin
-    ones, are what costs.
+    ones, are what costs. What is subtracted is reshaped, not the result: at the end of a graph that would be a copy.
     """
     if g_s.ndim == 3:
         v, t = ops.cat((v, g_s), 2), ops.cat((t, ops.bmm(g_t, y)), 1)
-    return multiply_left(y, g_inverse) - ops.bmm(v, t)
+    return multiply_left(y, g_inverse).reshape(shape) - ops.bmm(v, t).reshape(shape)
+
+
+def shape_of_result(weight, rows, columns, copies, positions):
+    """As which shape a direction is wanted: its weight's where nothing is padded or ordered, else [c, O', I']."""
+    if weight.size == copies * rows * columns and positions == 1:
+        return weight.shape
+    return copies, rows, columns
 
 
 def precondition_rows(y, g_inverse, g_s, g_t):
@@ -59,8 +69,7 @@ def multiply_left(x, inverse):
     columns = x.shape[2]
     if size == 1:
         return x * inverse.reshape(copies, count, 1)
-    y = ops.bmm(inverse.reshape(copies * count, size, size), x.reshape(copies * count, size, columns))
-    return y.reshape(copies, count * size, columns)
+    return _product(inverse, x.reshape(copies, count, size, columns)).reshape(copies, count * size, columns)
 
 
 def multiply_right(x, inverse):
@@ -70,10 +79,9 @@ def multiply_right(x, inverse):
     if size == 1:
         return x * inverse.reshape(copies, 1, count)
     if count == 1:
-        return ops.bmm(x, inverse.reshape(copies, size, size))
-    blocks = x.reshape(copies, rows, count, size).transpose(0, 2, 1, 3).reshape(copies * count, rows, size)
-    y = ops.bmm(blocks, inverse.reshape(copies * count, size, size))
-    return y.reshape(copies, count, rows, size).transpose(0, 2, 1, 3).reshape(copies, rows, count * size)
+        return _product(x.reshape(copies, 1, rows, size), inverse).reshape(copies, rows, size)
+    blocks = x.reshape(copies, rows, count, size).transpose(0, 2, 1, 3)
+    return _product(blocks, inverse).transpose(0, 2, 1, 3).reshape(copies, rows, count * size)
 
 
 def to_matrix(weight, bias, copies, rows, columns, positions=1):
@@ -101,6 +109,8 @@ def to_matrix(weight, bias, copies, rows, columns, positions=1):
 
 def from_matrix(matrix, weight, bias, copies, positions=1):
     """The directions of weight and bias out of a padded [c, O', I'], shaped and typed as their gradients."""
+    if bias is None and matrix.shape == weight.shape:
+        return (matrix.astype(weight.dtype),)
     outputs = weight.shape[0] // copies
     inputs = weight.size // weight.shape[0]
     if outputs < matrix.shape[1]:

@@ -27,7 +27,7 @@ from thor.diagnose import first_bad_layer
 from thor.distributed import Means, same_everywhere
 from thor.optimizer import RECOMPILE_SHARE, THOR
 from thor.parameters import int_parameter
-from thor.update import Estimate, Update, dot, times
+from thor.update import Estimate, Update, dot, scaling
 
 CURVATURE_GRAPHS = ("curvature", "add_curvature", "finish_curvature")  # built anew without layers that have stopped
 
@@ -181,38 +181,39 @@ class TrainStep(nn.Cell):
         return self._compiled[name]
 
     def _forward(self) -> Callable[..., Any]:
-        net, loss_fn = self.network, self.loss_fn
+        net, loss_fn, (up, _, _) = self.network, self.loss_fn, self._scaling()
 
         def with_loss(scale, *inputs):
-            return loss_fn(net(*inputs[:-1]), inputs[-1]) * scale[0]
+            return up(loss_fn(net(*inputs[:-1]), inputs[-1]), scale)
 
         def without_loss(scale, *inputs):
-            return net(*inputs) * scale[0]
+            return up(net(*inputs), scale)
 
         return without_loss if loss_fn is None else with_loss
 
     def _build_plain(self) -> Callable[..., Any]:
         differentiate = ms.value_and_grad(self._forward(), None, self._weights)
-        unscale, update, mean = self._unscale(), self._update, self._mean_over_ranks("plain", self._weights)
+        _, inverse, down = self._scaling()
+        update, mean = self._update, self._mean_over_ranks("plain", self._weights)
 
         def plain(scale, *inputs):
             loss, gradients = differentiate(scale, *inputs)
             loss, gradients = mean(loss, gradients, inputs[0].shape[0])
-            inverse_scale = 1.0 / scale[0]
-            return update(loss * inverse_scale, unscale(gradients, inverse_scale))
+            inverse_scale = inverse(scale)
+            return update(loss * inverse_scale, down(gradients, inverse_scale))
 
         return plain
 
     def _build_curvature(self) -> Callable[..., Any]:
         differentiate = ms.value_and_grad(self._forward(), None, self._differentiated())
-        unscale, finish, count = self._unscale(), self._gather(), len(self._weights)
+        (_, inverse, down), finish, count = self._scaling(), self._gather(), len(self._weights)
         mean = self._mean_over_ranks("curvature", self._differentiated())
 
         def curvature(scale, gain, *inputs):
             loss, gradients = differentiate(scale, *inputs)
             loss, gradients = mean(loss, gradients, inputs[0].shape[0])
-            inverse_scale = 1.0 / scale[0]
-            weights = unscale(gradients[:count], inverse_scale)
+            inverse_scale = inverse(scale)
+            weights = down(gradients[:count], inverse_scale)
             return finish(loss * inverse_scale, gain, inverse_scale, weights, gradients[count:])
 
         return curvature
@@ -247,23 +248,16 @@ class TrainStep(nn.Cell):
 
         return mean
 
-    def _unscale(self) -> Callable[..., Any]:
-        """Divide by the loss scale; compiled away where it is always 1."""
-        scaled = self.optimizer._scale_rule is not None or float(self.optimizer.scale.asnumpy()[0]) != 1.0
-
-        def unscale(gradients, factor):
-            if not scaled:
-                return gradients
-            return over(ops.partial(times, factor), gradients)
-
-        return unscale
+    def _scaling(self) -> tuple[Callable[..., Any], ...]:
+        """What a graph does with the loss scale; compiled away where it is always 1."""
+        return scaling(self.optimizer._scale_rule is not None or float(self.optimizer.scale.asnumpy()[0]) != 1.0)
 
     def _gather(self) -> Callable[..., Any]:
         """Average fresh statistics into the estimates if everything is finite."""
         estimate, rows = Estimate(self._graph_layers()), sum(2 * y.copies for y in self._graph_layers())
 
         def gather(loss, gain, inverse_scale, gradients, fresh):
-            total = loss.astype(ms.float32) + ops.addn(over(finite_sum, gradients + fresh))
+            total = loss.astype(ms.float32) + ops.addn(over(square, gradients + fresh)) * 0.0
             finite = ops.isfinite(total)
             traces = ops.zeros((rows,), ms.float32)
             if finite:
@@ -298,36 +292,37 @@ class TrainStep(nn.Cell):
 
     def _adding(self, variables: Any, sums: list[Parameter]) -> Callable[..., Any]:
         differentiate = ms.value_and_grad(self._forward(), None, variables)
-        adder = Adder(sums, self.loss_sum)
+        adder, (_, inverse, _) = Adder(sums, self.loss_sum), self._scaling()
 
         def add(scale, *inputs):
             loss, gradients = differentiate(scale, *inputs)
-            loss = loss / scale[0]
+            loss = loss * inverse(scale)
             return ops.depend(loss, adder(loss, gradients))
 
         return add
 
     def _build_finish(self) -> Callable[..., Any]:
-        sums, unscale, update = Values(list(self.sums), self.loss_sum), self._unscale(), self._update
+        sums, (_, inverse, down), update = Values(list(self.sums), self.loss_sum), self._scaling(), self._update
         share, mean = 1.0 / self.accumulate, self._mean_over_ranks("plain", self._weights)
 
         def finish(scale):
             loss, gradients = sums(share)
             loss, gradients = mean(loss, gradients, 1)
-            return update(loss, unscale(gradients, 1.0 / scale[0]))
+            return update(loss, down(gradients, inverse(scale)))
 
         return finish
 
     def _build_finish_curvature(self) -> Callable[..., Any]:
         sums = Values([*self.sums, *self._graph_sums()], self.loss_sum)
-        unscale, gather, share, count = self._unscale(), self._gather(), 1.0 / self.accumulate, len(self._weights)
+        (_, inverse, down), gather, count = self._scaling(), self._gather(), len(self._weights)
+        share = 1.0 / self.accumulate
         mean = self._mean_over_ranks("curvature", self._differentiated())
 
         def finish(scale, gain):
             loss, means = sums(share)
             loss, means = mean(loss, means, 1)
-            inverse_scale = 1.0 / scale[0]
-            return gather(loss, gain, inverse_scale, unscale(means[:count], inverse_scale), means[count:])
+            inverse_scale = inverse(scale)
+            return gather(loss, gain, inverse_scale, down(means[:count], inverse_scale), means[count:])
 
         return finish
 
@@ -391,6 +386,6 @@ def alone(loss, values, examples):
     return loss, values
 
 
-def finite_sum(value):
-    """A number that is finite only if every entry is: products of large entries count as overflow."""
-    return dot(value, value) * 0.0
+def square(value):
+    """<x, x>, finite only if every entry is: products of large entries count as overflow."""
+    return dot(value, value)

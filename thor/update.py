@@ -9,7 +9,7 @@ from thor import factors
 from thor.compiled import over
 from thor.distributed import Ranks, Sums
 from thor.layers import Layer
-from thor.precondition import from_matrix, precondition, precondition_with_bias, to_matrix
+from thor.precondition import from_matrix, precondition, precondition_with_bias, shape_of_result, to_matrix
 
 PER_LAYER = 6  # (blocks, beside, uses) of A and of G; likewise (inverse, s, t) of columns and of rows
 
@@ -26,6 +26,7 @@ class Estimate(nn.Cell):
         self.estimates = ParameterTuple([p for layer in layers for p in layer.estimates])
         self.powers = tuple(layer.powers for layer in layers)
         self.bias_apart = tuple(layer.a.cut.bias_apart for layer in layers)
+        self.thin = tuple((layer.a.cut.rank > 0, layer.g.cut.rank > 0) for layer in layers)
         self.layers = tuple(range(len(layers)))
 
     def construct(self, gain, inverse_scale, fresh):
@@ -45,10 +46,12 @@ class Estimate(nn.Cell):
             uses = self._average(j + 2, rate, fresh[j + 2])
             a_trace = a_trace + factors.bias_trace(beside, uses)
         else:
-            self._average(j + 1, rate, fresh[j + 1])
+            if self.thin[i][0]:  # where blocks stand alone, what is beside them is always zero
+                self._average(j + 1, rate, fresh[j + 1])
             self._average(j + 2, rate, fresh[j + 2])
         g_blocks = self._average(j + 3, rate, fresh[j + 3] * by_power[powers[1]])
-        self._average(j + 4, rate, fresh[j + 4] * by_power[powers[2]])
+        if self.thin[i][1]:
+            self._average(j + 4, rate, fresh[j + 4] * by_power[powers[2]])
         self._average(j + 5, rate, fresh[j + 5])
         return ops.cat((a_trace, factors.traces(g_blocks)))
 
@@ -161,12 +164,13 @@ class Update(nn.Cell):
         right = (self.caches[j], self.caches[j + 1], self.caches[j + 2])
         left = (of_rows, self.caches[j + 4], self.caches[j + 5])
         copies, positions, apart = self.copies[i], self.positions[i], self.bias_inverse_at[i]
+        shape = shape_of_result(weight, rows, columns, copies, positions)
         if apart < 0:
             matrix = to_matrix(weight, bias, copies, rows, columns, positions).astype(ms.float32)
-            return from_matrix(precondition(matrix, *right, *left), weight, bias, copies, positions)
+            return from_matrix(precondition(matrix, *right, *left, shape), weight, bias, copies, positions)
         matrix = to_matrix(weight, None, copies, rows, columns, positions).astype(ms.float32)
         column = to_matrix(bias, None, copies, rows, 1).astype(ms.float32)
-        matrix, column = precondition_with_bias(matrix, column, *right, self.bias_inverses[apart], *left)
+        matrix, column = precondition_with_bias(matrix, column, *right, self.bias_inverses[apart], *left, shape)
         return from_matrix(matrix, weight, None, copies, positions) + from_matrix(column, bias, None, copies)
 
     def _from_row(self, directions, sums, i):
@@ -204,6 +208,27 @@ def entry(values, index):
 def times(factor, value):
     """The value scaled, in its own type."""
     return value * factor.astype(value.dtype)
+
+
+def scaling(scaled):
+    """In a graph: a loss times the scale, 1 / scale, and a tuple times that; nothing of it where no loss is scaled."""
+
+    def up(loss, scale):
+        if not scaled:
+            return loss
+        return loss * scale[0]
+
+    def inverse(scale):
+        if not scaled:
+            return 1.0
+        return 1.0 / scale[0]
+
+    def down(values, factor):
+        if not scaled:
+            return values
+        return over(ops.partial(times, factor), values)
+
+    return up, inverse, down
 
 
 def clipped(limit, gradient):

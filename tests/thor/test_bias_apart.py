@@ -99,7 +99,7 @@ def test_preconditioning_equals_the_explicit_kronecker_product(copies, split_row
         g_s, g_t = np.zeros((2, 1))
     x, b = rng.standard_normal((copies, outputs, inputs)), rng.standard_normal((copies, outputs, 1))
     parts = (x, b, a, s, t, bias_inverse, g, g_s, g_t)
-    y, z = subject.precondition_with_bias(*(Tensor(p.astype(np.float32)) for p in parts))
+    y, z = subject.precondition_with_bias(*(Tensor(p.astype(np.float32)) for p in parts), x.shape)
     for k in range(copies):
         right = np.zeros((inputs + 1, inputs + 1))
         right[:3, :3], right[3:6, 3:6] = a[k, 0], a[k, 1]

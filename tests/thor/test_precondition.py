@@ -48,7 +48,8 @@ def test_preconditioning_equals_the_explicit_kronecker_product(case):
     rows, columns = (count * size for _, count, size, _ in (parts[3].shape, parts[0].shape))
     weight = Tensor(matrix.astype(np.float32).reshape(copies * outputs, inputs))
     padded = subject.to_matrix(weight, None, copies, rows, columns)
-    (direction,) = subject.from_matrix(subject.precondition(padded, *parts), weight, None, copies)
+    shape = subject.shape_of_result(weight, rows, columns, copies, 1)
+    (direction,) = subject.from_matrix(subject.precondition(padded, *parts, shape), weight, None, copies)
     found = direction.asnumpy().reshape(copies, outputs, inputs)
     for k in range(copies):
         # A^-1 need not be symmetric here: vec(G X A) = kron(G, A^T) vec(X)
