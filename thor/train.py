@@ -257,7 +257,8 @@ class TrainStep(nn.Cell):
         estimate, rows = Estimate(self._graph_layers()), sum(2 * y.copies for y in self._graph_layers())
 
         def gather(loss, gain, inverse_scale, gradients, fresh):
-            total = loss.astype(ms.float32) + ops.addn(over(square, gradients + fresh)) * 0.0
+            everything = gradients + fresh  # products of large entries count as overflow
+            total = loss.astype(ms.float32) + ops.addn(over(dot, everything, everything)) * 0.0
             finite = ops.isfinite(total)
             traces = ops.zeros((rows,), ms.float32)
             if finite:
@@ -384,8 +385,3 @@ def addresses(parameters: Iterable[Parameter]) -> list[int]:
 def alone(loss, values, examples):
     """The mean over one rank."""
     return loss, values
-
-
-def square(value):
-    """<x, x>, finite only if every entry is: products of large entries count as overflow."""
-    return dot(value, value)

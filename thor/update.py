@@ -214,9 +214,11 @@ def scaling(scaled):
     """In a graph: a loss times the scale, 1 / scale, and a tuple times that; nothing of it where no loss is scaled."""
 
     def up(loss, scale):
-        if not scaled:
-            return loss
-        return loss * scale[0]
+        if scaled:
+            return loss * scale[0]
+        if loss.dtype == ms.float16 or loss.dtype == ms.bfloat16:
+            return loss.astype(ms.float32)  # as a scaled one
+        return loss
 
     def inverse(scale):
         if not scaled:
