@@ -145,7 +145,8 @@ def main() -> None:
         console.print(table(name, results))
         for phase, result in results.items() if arguments.types else ():
             longest = list(result["types"].items())[: arguments.types]
-            console.print(f"  {phase}: " + ", ".join(f"{n['count']:.0f} {kernel} {n['ms']:.1f}" for kernel, n in longest))
+            named = (f"{each['count']:.0f} {kernel} {each['ms']:.1f}" for kernel, each in longest)
+            console.print(f"  {phase}: {', '.join(named)}")
         everything[name] = results
     if arguments.out:
         arguments.out.write_text(json.dumps(everything, indent=2), encoding="utf-8")
