@@ -29,6 +29,7 @@ from rich.table import Table
 
 import thor
 from scripts.bench_step import NETWORKS, ThorPhases, first_order_step, network
+from scripts.whole import write_whole
 from thor.blocks import check_int
 
 #: kinds of kernels, by words in their types; the first match counts
@@ -148,8 +149,8 @@ def main() -> None:
             named = (f"{each['count']:.0f} {kernel} {each['ms']:.1f}" for kernel, each in longest)
             console.print(f"  {phase}: {', '.join(named)}")
         everything[name] = results
-    if arguments.out:
-        arguments.out.write_text(json.dumps(everything, indent=2), encoding="utf-8")
+        if arguments.out:
+            write_whole(arguments.out, json.dumps(everything, indent=2))
 
 
 if __name__ == "__main__":

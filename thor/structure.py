@@ -30,12 +30,13 @@ class Structure:
     def check(self) -> None:
         """Raise if anything was added, taken away, replaced or detached."""
         captured = all(slots.get(slot) is port for slots, slot, port in self.ports)
-        if captured and all(_same(cell, then) for _, cell, then in self.members):
+        if captured and all(_same(_members(cell), then) for _, cell, then in self.members):
             return
         self._check_layers()
         if not captured:
             raise RuntimeError("the network belongs to another THOR optimizer, which was made after this one")
-        changes = (_change(name, _members(cell), then) for name, cell, then in self.members if not _same(cell, then))
+        members = ((name, _members(cell), then) for name, cell, then in self.members)
+        changes = (_change(name, now, then) for name, now, then in members if not _same(now, then))
         raise RuntimeError(f"the network has changed since THOR was attached: {next(changes)}; {CURE}")
 
     def _check_layers(self) -> None:
@@ -52,15 +53,12 @@ class Structure:
 
 
 def _members(cell: nn.Cell) -> dict[str, Any]:
-    """Children and Parameters by name."""
+    """Children and Parameters by name, read anew: a CellList makes another dictionary when one is deleted."""
     return {**cell._params, **cell._cells}
 
 
-def _same(cell: nn.Cell, then: Mapping[str, Any]) -> bool:
-    cells, parameters = cell._cells, cell._params  # read anew: a CellList makes another dictionary when one is deleted
-    return len(cells.keys() | parameters.keys()) == len(then) and all(
-        (cells[key] if key in cells else parameters.get(key)) is value for key, value in then.items()
-    )
+def _same(now: Mapping[str, Any], then: Mapping[str, Any]) -> bool:
+    return len(now) == len(then) and all(now.get(key) is value for key, value in then.items())
 
 
 def _change(name: str, now: Mapping[str, Any], then: Mapping[str, Any]) -> str:
