@@ -34,6 +34,7 @@ from models.lenet import lenet5
 from models.resnet import resnet50
 from models.resnet_cifar import resnet8, resnet20
 from scripts.mean_over_ranks import mean_over_ranks
+from scripts.whole import write_whole
 from thor.blocks import check_int
 from thor.options import GATHERS_PER_INTERVAL
 from thor.update import dot
@@ -206,6 +207,24 @@ def run_for_peak(name: str, which: str, size: int | None, factor_share: float) -
     print("PEAK", int(status.split("VmHWM:")[1].split()[0]) * 1024)
 
 
+def report(name: str, result: dict[str, Any]) -> None:
+    """The times of one network, as they are known."""
+    print(f"{name}: curvature state {result['state_bytes'] / 2**20:.1f} MiB")
+    for phase, median in result["ms"].items():
+        low, high = result["quartiles"][phase]
+        print(f"  {phase:18} {median:9.1f} ms  [{low:.1f}, {high:.1f}]  {result['ratio'][phase]:.2f} x")
+    for interval, mean in result["amortised"].items():
+        label = f"amortised, {interval}"
+        print(f"  {label:18} {mean:9.1f} ms  {mean / result['ms']['Momentum']:.3f} x", flush=True)
+
+
+def report_peaks(peaks: dict[str, int]) -> None:
+    """The peak memory of a process of each optimizer."""
+    mib = {which: peak / 2**20 for which, peak in peaks.items()}
+    ratio = peaks["thor"] / peaks["momentum"]
+    print(f"  peak memory: Momentum {mib['momentum']:.0f} MiB, THOR {mib['thor']:.0f} MiB ({ratio:.2f} x)", flush=True)
+
+
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -238,25 +257,15 @@ def main() -> None:
     for name in arguments.network:
         options = {"split": arguments.split, "factor_share": arguments.factor_share}
         result = measure(name, arguments.rounds, arguments.batch, not arguments.without_own, options)
-        print(f"{name}: curvature state {result['state_bytes'] / 2**20:.1f} MiB")
-        for phase in result["ms"]:
-            low, high = result["quartiles"][phase]
-            print(
-                f"  {phase:18} {result['ms'][phase]:9.1f} ms  [{low:.1f}, {high:.1f}]  {result['ratio'][phase]:.2f} x"
-            )
         result["amortised"] = {str(each): amortised(result["ms"], each) for each in arguments.interval}
-        for interval, mean in result["amortised"].items():
-            label = f"amortised, {interval}"
-            print(f"  {label:18} {mean:9.1f} ms  {mean / result['ms']['Momentum']:.3f} x")
+        report(name, result)
         if not arguments.no_memory:
             about = (arguments.batch, arguments.factor_share)
             result["peak_bytes"] = {which: peak_memory(name, which, *about) for which in ("momentum", "thor")}
-            peaks = result["peak_bytes"]
-            print(f"  peak memory: Momentum {peaks['momentum'] / 2**20:.0f} MiB, THOR {peaks['thor'] / 2**20:.0f} MiB "
-                  f"({peaks['thor'] / peaks['momentum']:.2f} x)")  # fmt: skip
+            report_peaks(result["peak_bytes"])
         results[name] = result
-    if arguments.out:
-        arguments.out.write_text(json.dumps(results, indent=2), encoding="utf-8")
+        if arguments.out:  # after each network, so that an interrupt loses the one under way
+            write_whole(arguments.out, json.dumps(results, indent=2))
 
 
 if __name__ == "__main__":

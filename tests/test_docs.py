@@ -17,27 +17,17 @@ import yaml
 from mindspore import Tensor, nn
 
 from scripts import docs_readme
+from tests.markdown import take_apart
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted(ROOT.glob("docs/*.md"))
 README = ROOT / "README.md"
-FENCE = re.compile(r"^```(\w*)")
 
 
 def blocks(page: Path) -> list[str]:
     """The Python blocks of a page, each with empty lines before it up to its own line."""
-    found, language, block = [], None, []
-    for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), start=1):
-        fence = FENCE.match(line)
-        if fence is None:
-            block += [line] if language == "python" else []
-        elif language is None:
-            language, block = fence[1], [""] * number
-        else:
-            found += ["\n".join(block) + "\n"] if language == "python" else []
-            language = None
-    assert language is None, f"{page}: a block is not closed"
-    return found
+    programs = [block for block in take_apart(page)[0] if block.language == "python"]
+    return ["\n" * block.line + "\n".join(block.lines[1:-1]) + "\n" for block in programs]
 
 
 def merged(parts: list[str]) -> str:
@@ -114,7 +104,7 @@ def test_the_navigation_names_exactly_the_pages_there_are():
 
 def prose(page: Path) -> str:
     """A page without its blocks of code."""
-    return re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    return "\n".join(take_apart(page)[1])
 
 
 def anchors(page: Path) -> set[str]:

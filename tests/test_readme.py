@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.markdown import take_apart
+
 ROOT = Path(__file__).resolve().parents[1]
 ENGLISH, CHINESE = "README.md", "README_CN.md"
 BOTH = pytest.mark.parametrize("name", [ENGLISH, CHINESE])
@@ -18,23 +20,9 @@ PROGRAM = re.compile(r"(?<![\w./-])scripts/[\w/]+\.py\b", re.ASCII)
 
 
 def split(name):
-    """Code blocks, fences included, and all other lines of a README."""
-    blocks, others, fence = [], [], None
-    for line in (ROOT / name).read_bytes().decode().split("\n"):
-        opens = re.match(r" *(```+)", line)
-        if fence is not None:
-            blocks[-1].append(line)
-            if line.strip() == fence:
-                fence = None
-        elif opens:
-            fence = opens[1]
-            blocks.append([line])
-        elif line.startswith("    ") and (not others or not others[-1].strip()):  # an indented one
-            blocks.append([line])
-        else:
-            others.append(line)
-    assert fence is None, f"{name}: a code block without an end"
-    return blocks, others
+    """Code blocks, as lists of lines, and all other lines of a README."""
+    blocks, others = take_apart(ROOT / name)
+    return [block.lines for block in blocks], others
 
 
 def text(name):

@@ -1,0 +1,128 @@
+"""Never a NaN weight: steps that are not finite are skipped and explained, factors that are not definite are mended."""
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import Tensor, nn
+
+from tests.networks import Mlp, batch, make, values
+
+
+def test_a_non_finite_step_is_skipped_whole_counted_and_reported(caplog):
+    net = Mlp()
+    optimizer, step = make(net, momentum=0.9)
+    x, y = batch()
+    step(x, y)
+    before = values(net) | values(optimizer)
+    with caplog.at_level("WARNING", logger="thor"):
+        step(x * np.nan, y)
+    changed = {n for n, v in (values(net) | values(optimizer)).items() if not np.array_equal(v, before[n])}
+    assert changed == {"thor.bad_steps", "thor.skipped_steps"}
+    assert (optimizer.step, int(optimizer.skipped_steps.asnumpy()[0])) == (1, 1)
+    assert "step 1: loss or gradients are not finite, step skipped (1 in a row)" in caplog.text
+    step(x, y)
+    assert (optimizer.step, int(optimizer.bad_steps.asnumpy()[0])) == (2, 0)
+
+
+class Spiky(nn.Cell):
+    """A logarithm between two dense layers: not finite for a negative input."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.log, self.last = nn.Dense(5, 5), Log(), nn.Dense(5, 3)
+
+    def construct(self, x):
+        return self.last(self.log(self.first(x)))
+
+
+class Log(nn.Cell):
+    def construct(self, x):
+        return ms.ops.log(x)
+
+
+def bad(step, x, y, count):
+    for _ in range(count):
+        step(x, y)
+
+
+def test_after_too_many_bad_steps_the_error_names_the_first_layer_that_went_bad():
+    optimizer, step = make(Spiky(), max_bad_steps=3)
+    x, y = batch()
+    bad(step, x, y, 2)
+    with pytest.raises(FloatingPointError) as caught:
+        step(x, y)
+    message = str(caught.value)
+    assert "3 steps in a row were not finite" in message
+    assert "layer log (Log) gives a non-finite output for finite inputs" in message
+
+
+def test_the_error_names_a_bad_input_or_a_bad_weight():
+    net = Mlp()
+    x, y = batch()
+    _, step = make(net, max_bad_steps=1)
+    with pytest.raises(FloatingPointError, match="input 1 of the step is not finite"):
+        step(x, y * np.inf)
+    net.layers[1].bias.set_data(Tensor(np.full(3, np.nan, np.float32)))
+    with pytest.raises(FloatingPointError, match="weight layers.1.bias is not finite"):
+        step(x, y)
+
+
+def test_the_error_names_a_bad_loss():
+    def log_loss(output, target):
+        return ms.ops.log(-1 - (output**2).mean())
+
+    _, step = make(Mlp(), loss_fn=log_loss, max_bad_steps=1)
+    with pytest.raises(FloatingPointError, match="every layer's output is finite, the loss is not"):
+        step(*batch())
+
+
+class Root(nn.Cell):
+    def construct(self, x):
+        return ms.ops.sqrt(x)
+
+
+def test_the_error_names_where_the_backward_pass_went_bad():
+    """The root of 0 is 0, its slope infinite: the last layer's gradients are finite, those before it are not."""
+    net = nn.SequentialCell(nn.Dense(5, 4), nn.Dense(4, 4), Root(), nn.Dense(4, 3))
+    for weight in (net[1].weight, net[1].bias):
+        weight.set_data(ms.ops.zeros_like(weight))
+    _, step = make(net, max_bad_steps=1)
+    with pytest.raises(FloatingPointError, match="the loss is finite; .* gradient of weight 1.bias is the first"):
+        step(*batch())
+
+
+def test_the_error_names_a_loss_scale_that_overflows():
+    _, step = make(Mlp(), max_bad_steps=1, loss_scale=3e38)
+    with pytest.raises(FloatingPointError, match="finite without the loss scale, .*: start with a lower one"):
+        step(*batch())
+
+
+def test_a_factor_that_is_not_positive_definite_gets_more_damping_and_is_reported(caplog):
+    """A is spoilt by hand, as cancellation would: the step goes on with more damping and finite weights."""
+    net = Mlp()
+    optimizer, step = make(net, factor_decay=0.999, split="block")
+    step(*batch())
+    spoilt = optimizer._captured[0].a.blocks
+    spoilt.set_data(Tensor(spoilt.asnumpy() - 3 * np.eye(6, dtype=np.float32)))
+    with caplog.at_level("WARNING", logger="thor"):
+        step(*batch())
+    assert "blocks of layer layers.0 were not positive definite and got more damping" in caplog.text
+    assert int(optimizer.escalations.asnumpy()[0]) == 1
+    assert [r.refreshes for r in optimizer.layers] == [2, 2]
+    assert all(np.isfinite(v).all() for v in values(net).values())
+
+
+def test_a_factor_that_cannot_be_inverted_keeps_the_layers_last_good_inverse(caplog):
+    net = Mlp()
+    optimizer, step = make(net, factor_decay=0.999, split="block")
+    step(*batch())
+    good = optimizer.inverses("layers.0")
+    spoilt = optimizer._captured[0].a.blocks
+    spoilt.set_data(Tensor(spoilt.asnumpy() - 1e12 * np.eye(6, dtype=np.float32)))
+    with caplog.at_level("WARNING", logger="thor"):
+        step(*batch())
+    assert "the factors of layer layers.0 cannot be inverted; it keeps its last good inverse" in caplog.text
+    for ours, theirs in zip(optimizer.inverses("layers.0"), good, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    assert [r.refreshes for r in optimizer.layers] == [1, 2]
+    assert all(np.isfinite(v).all() for v in values(net).values())
