@@ -36,6 +36,7 @@ from models.resnet_cifar import resnet8, resnet20
 from scripts.mean_over_ranks import mean_over_ranks
 from scripts.whole import write_whole
 from thor.blocks import check_int
+from thor.compiled import over
 from thor.options import GATHERS_PER_INTERVAL
 from thor.update import dot
 
@@ -91,10 +92,7 @@ def first_order_step(
     def step(*inputs):
         loss, gradients = differentiate(*inputs)
         gradients = mean(gradients)
-        total = loss
-        for gradient in gradients:
-            total += dot(gradient, gradient)
-        if ops.isfinite(total):
+        if ops.isfinite(loss + ops.addn(over(dot, gradients, gradients))):
             loss = ops.depend(loss, optimizer(gradients))
         return loss
 

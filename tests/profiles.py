@@ -35,8 +35,9 @@ def profile(*, dims=DIMS, call=lambda n: 1e-4 + 1e-8 * n**3, block=lambda n: 1e-
             (factor("last", "a", 21, [0.004, 0.003, 0.002, 0.0], bias=True),
              factor("last", "g", 3, [0.5, 0.0, 0.0, 0.0])),
         ]  # fmt: skip
-    shapes = [f.shape for pair in layers for f in pair]
     cosine = {split: [1 - f / (i + 1) for f in (0.4, 0.2, 0.1, 0.0)][: len(dims)] for i, split in enumerate(SPLITS)}
+    layers = [LayerMeasure(a.layer, a, g, cosine) for a, g in layers]
+    shapes = [shape for layer in layers for shape in layer.shapes]
     about = {"network": "tests.networks:Tiny", "source": "fashion-mnist", "batches": 2, "seed": 0, "details": True}
     where = {"device": "CPU", "inverse": "lapack", "mindspore": "2.10.0", "machine": "A Processor", "cores": 2}
     return Profile(
@@ -44,5 +45,5 @@ def profile(*, dims=DIMS, call=lambda n: 1e-4 + 1e-8 * n**3, block=lambda n: 1e-
         calls={n: timing(call(n)) for n in dims}, blocks={n: timing(block(n)) for n in dims},
         refreshes={n: RefreshMeasure(timing(0.01), state_bytes(shapes, BlockPlan(block_size=n, split="block")))
                    for n in dims},
-        layers=[LayerMeasure(a.layer, a, g, cosine) for a, g in layers], complete=complete,
+        layers=layers, complete=complete,
     )  # fmt: skip

@@ -21,11 +21,15 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 SPLITS = ("block", "block+mean", "block+rank")
 #: In which order a convolution's input coordinates stand before they are cut: which ones share a block.
 ORDERS = ("channel", "position")
+#: An inverse in blocks, with thin products beside them, costs a plain step some ten kernels more than one matrix, as
+#: long as a CPU takes for so many operations: where that is all it would save, an inverse of few blocks is kept whole.
+WHOLE_INVERSE_OPERATIONS = 40_000_000
+WHOLE_INVERSE_BLOCKS = 4
 _ALIGN = 8  # sizes are rounded up to this, where it costs little: vector units and cubes like it
 _ALIGN_FROM = 32
 
@@ -34,7 +38,8 @@ _ALIGN_FROM = 32
 class Cut:
     """One factor's cut: ``count`` blocks of ``size`` rows cover ``dim`` rows; ``rank`` columns are kept beside them.
 
-    With ``bias_apart`` the blocks cover all rows but the last, the bias's.
+    With ``bias_apart`` the blocks cover all rows but the last, the bias's. With ``whole_inverse`` the inverse is kept
+    as one matrix, multiplied out: it is the same inverse.
     """
 
     dim: int
@@ -43,6 +48,7 @@ class Cut:
     split: str = "block"
     rank: int = 0
     bias_apart: bool = False
+    whole_inverse: bool = False
 
     @property
     def padded(self) -> int:
@@ -61,6 +67,8 @@ class Cut:
 
     def cache_shapes(self, copies: int) -> tuple[tuple[int, ...], ...]:
         """Shapes of a damped inverse of so many copies: D^-1, s, t, and the bias's part (layers.py)."""
+        if self.whole_inverse:
+            return (copies, 1, self.dim, self.dim), (1,), (1,)
         inverse = (copies, self.count, self.size, self.size)
         if not self.rank:
             return inverse, (1,), (1,)
@@ -146,11 +154,18 @@ class BlockPlan:
         sizes = next((s for pattern, s in self.layers.items() if re.search(pattern, layer)), self.block_size)
         return sizes["ag".index(side)] if isinstance(sizes, tuple) else sizes
 
-    def cut(self, dim: int, layer: str = "", side: str = "a", *, bias: bool = False) -> Cut:
+    def cut(self, dim: int, layer: str = "", side: str = "a", *, bias: bool = False, across: int = 0) -> Cut:
         """The cut of a factor of ``dim`` rows in ``layer``. A factor that fits one block is kept whole, and exact.
 
-        ``bias`` tells that the last row is a bias's.
+        ``bias`` tells that the last row is a bias's; ``across``, how many numbers of a gradient meet each row of the
+        factor: the rows of the layer's other one, times its groups. 0 keeps every inverse in blocks.
         """
+        cut = self._cut(dim, layer, side, bias)
+        operations = 2 * across * dim * (dim - cut.size)  # that a product with one matrix takes more
+        few = cut.count <= WHOLE_INVERSE_BLOCKS and operations <= WHOLE_INVERSE_OPERATIONS
+        return replace(cut, whole_inverse=True) if across and cut.rank and few else cut
+
+    def _cut(self, dim: int, layer: str, side: str, bias: bool) -> Cut:
         block_size = self.block_size_of(layer, side)
         size, count = even_cut(dim, block_size)
         if count == 1 or self.split == "block":

@@ -3,6 +3,8 @@
     D = blocks(A) - blocks(U^T U),   X = (D + damping I)^-1,   s = X U^T,   t = (I + U s)^-1 s^T
     (D + damping I + U^T U)^-1 = X - s t                                              (Woodbury)
 
+What is kept is X, s and t, or where the cut keeps its inverse whole, X - s t.
+
 The b x b work runs where it is fast (see device.py), blocks of one size from all layers stacked into one batch; the
 r x r work is tiny and runs on the host in float64. A block that is not positive definite gets ten times more damping,
 up to five times, and is counted; a factor that still fails keeps its last good inverse. In a data-parallel job each
@@ -20,7 +22,7 @@ from mindspore import Parameter, Tensor, ops
 
 from thor import inverse
 from thor.algebra import algebra_of
-from thor.layers import Factor, directions
+from thor.layers import Factor, assemble, directions, without_padding
 
 RETRIES = 5
 ESCALATION = 10.0
@@ -140,31 +142,45 @@ class Inverter:
             job.results += self._turned_probe(factor, job.beside, job.blocks)
 
     def _store_inverse(self, job: Job) -> bool:
-        """Put X and Woodbury's s and t among the results; whether they are finite."""
-        factor = job.factor
+        """Put the inverse, with all that goes with it, among the results; whether it is finite."""
+        factor, inverse = job.factor, job.inverse
+        thin: tuple[np.ndarray, ...] = ()
         if job.beside is not None:
-            thin = self._thin(job, job.beside)
-            if not all(np.isfinite(value).all() for value in thin):
+            s, t = self._woodbury(job, job.beside)
+            if not (np.isfinite(s).all() and np.isfinite(t).all()):
                 return False
-            targets = factor.cache[1:]
-            job.results += [(at, Tensor(value.astype(np.float32))) for at, value in zip(targets, thin, strict=True)]
-        job.results.append((factor.inverse, self.algebra.tensor(job.inverse.reshape(factor.inverse.shape))))
+            if factor.cut.whole_inverse:
+                inverse = self._whole(job, s, t)
+            else:
+                thin = self._bordered(job, s, t) if factor.cut.bias_apart else (s, t)
+        job.results.append((factor.inverse, self.algebra.tensor(inverse.reshape(factor.cache_shapes[0]))))
+        targets = factor.cache[1:] if thin else ()  # else s and t stay empty
+        job.results += [(at, Tensor(value.astype(np.float32))) for at, value in zip(targets, thin, strict=True)]
         return True
 
-    def _thin(self, job: Job, u: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Woodbury's s and t; of a bias apart, its row beneath t, and bias_inverse too (layers.py)."""
+    def _woodbury(self, job: Job, u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Woodbury's s [c, m, r] and t [c, r, m] for all rows m that are kept, a bias's that stands apart too."""
         cut = job.factor.cut
         s = self.algebra.times(job.inverse, u[:, :, : cut.padded].transpose(0, 2, 1))
         if cut.bias_apart:
-            alone = 1.0 / np.maximum(job.damping, np.finfo(np.float32).tiny)  # its row of D is the damping
-            alone = alone.astype(np.float64)[:, None, None]
-            s = np.concatenate([s, u[:, :, -1:].transpose(0, 2, 1) * alone], 1)
+            s = np.concatenate([s, u[:, :, -1:].transpose(0, 2, 1) * _of_bias_alone(job)], 1)
         small = np.eye(cut.rank) + u @ s
-        t = np.linalg.inv((small + small.transpose(0, 2, 1)) / 2) @ s.transpose(0, 2, 1)
-        if not cut.bias_apart:
-            return s, t
+        return s, np.linalg.inv((small + small.transpose(0, 2, 1)) / 2) @ s.transpose(0, 2, 1)
+
+    def _bordered(self, job: Job, s: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """What acts on the inputs, s and t; the bias's row beneath t; and bias_inverse (layers.py)."""
         s, s_bias, t, t_bias = s[:, :-1], s[:, -1:], t[:, :, :-1], t[:, :, -1:]
-        return s, np.concatenate([t, s_bias @ t], 1), np.concatenate([-t_bias, alone - s_bias @ t_bias], 1)
+        bias_inverse = np.concatenate([-t_bias, _of_bias_alone(job) - s_bias @ t_bias], 1)
+        return s, np.concatenate([t, s_bias @ t], 1), bias_inverse
+
+    def _whole(self, job: Job, s: np.ndarray, t: np.ndarray) -> np.ndarray:
+        """X - s t as one matrix [c, dim, dim]."""
+        cut, copies = job.factor.cut, job.factor.copies
+        blocks = self.algebra.to_host(job.inverse).reshape(copies, cut.count, cut.size, cut.size)
+        full = assemble(blocks, cut.thin)
+        if cut.bias_apart:
+            full[:, -1:, -1:] = _of_bias_alone(job)
+        return without_padding(full - s @ t, cut)
 
     def _turned_probe(self, factor: Factor, u: np.ndarray, blocks) -> list[tuple[Parameter, Tensor]]:
         """One step of subspace iteration, Q <- orth(Z), with the estimate's history carried over.
@@ -177,3 +193,9 @@ class Inverter:
         probe = np.linalg.qr(z)[0]
         beside = self.algebra.times(blocks, probe) + u.transpose(0, 2, 1) @ (u @ probe)
         return [(factor.probe, Tensor(probe.astype(np.float32))), (factor.beside, Tensor(beside.astype(np.float32)))]
+
+
+def _of_bias_alone(job: Job) -> np.ndarray:
+    """The inverse [c, 1, 1] of a bias that stands apart, before what couples it: its row of D is the damping."""
+    damping = np.maximum(job.damping, np.finfo(np.float32).tiny)
+    return (1.0 / damping).astype(np.float64)[:, None, None]

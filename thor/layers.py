@@ -15,6 +15,9 @@ Where a bias stands apart (blocks.py), beside and probe have n b + 1 rows, and t
 
     [[D^-1 - s t_x,  s h],    with t = [t_x, t_b] of [c, r + 1, n b], and bias_inverse = [h, m] of [c, r + 1, 1]
      [       - t_b,    m]]
+
+Where a cut keeps its inverse whole (blocks.py), inverse is D^-1 - s t multiplied out, bordered if need be: [c, 1, dim,
+dim], without padding; s and t hold nothing then.
 """
 
 from __future__ import annotations
@@ -43,13 +46,13 @@ class Factor:
         self.name, self.cut, self.copies, self.held = name, cut, copies, held
         self.diagonal = diagonal  # by the layer's kind, not because the plan cuts that small
         self.cache_shapes = cut.cache_shapes(copies)  # where it is held
-        _, s, t, *bias = self.cache_shapes
+        inverse, s, t, *bias = self.cache_shapes
         blocks, thin, _, _ = cut.estimate_shapes(copies)
         self.blocks = parameter(f"{name}.blocks", np.zeros(blocks, np.float32))
         self.beside = parameter(f"{name}.beside", np.zeros(thin, np.float32))
         self.probe = parameter(f"{name}.probe", self._first_probe(thin))
         self.uses = parameter(f"{name}.uses", np.ones(1, np.float32))
-        identity = np.broadcast_to(np.eye(cut.size, dtype=np.float32), blocks)
+        identity = np.broadcast_to(np.eye(inverse[-1], dtype=np.float32), inverse)
         self.inverse = parameter(f"{name}.inverse", identity if held else np.zeros(1, np.float32))
         self.s = parameter(f"{name}.s", np.zeros(s if held else 1, np.float32))
         self.t = parameter(f"{name}.t", np.zeros(t if held else 1, np.float32))
@@ -104,12 +107,14 @@ class Factor:
             shared = np.einsum("cri,crj->cij", beside, beside)
             inside = assemble(np.ones((1, *blocks.shape[1:])), self.cut.thin) > 0
             full = np.where(inside, full, shared)  # inside a block the factor itself, outside U^T U
-        return self._without_padding(full)
+        return without_padding(full, self.cut)
 
     def dense_inverse(self) -> np.ndarray:
         """The damped inverse as it is applied, [c, dim, dim] float32, or [c, dim] where it is diagonal."""
         if self.diagonal:
             return self.inverse.asnumpy().reshape(self.copies, -1).copy()
+        if self.cut.whole_inverse:
+            return self.inverse.asnumpy()[:, 0].copy()
         full = assemble(self.inverse.asnumpy(), self.cut.padded)
         if self.cut.rank:
             s, t = self.s.asnumpy(), self.t.asnumpy()
@@ -118,11 +123,7 @@ class Factor:
                 bias = self.bias_inverse.asnumpy()
                 right = np.concatenate([s @ bias[:, :-1], bias[:, -1:]], 1)
                 full = np.concatenate([np.concatenate([full, -t[:, -1:]], 1), right], 2)
-        return self._without_padding(full)
-
-    def _without_padding(self, full: np.ndarray) -> np.ndarray:
-        kept = self.cut.kept
-        return full[:, kept][:, :, kept].astype(np.float32)
+        return without_padding(full, self.cut)
 
 
 def assemble(blocks: np.ndarray, rows: int) -> np.ndarray:
@@ -133,6 +134,11 @@ def assemble(blocks: np.ndarray, rows: int) -> np.ndarray:
         part = slice(index * size, (index + 1) * size)
         full[:, part, part] = blocks[:, index]
     return full
+
+
+def without_padding(full: np.ndarray, cut: Cut) -> np.ndarray:
+    """[c, dim, dim] float32 of a matrix that has the cut's padding too."""
+    return full[:, cut.kept][:, :, cut.kept].astype(np.float32)
 
 
 def directions(factor: Factor) -> np.ndarray | None:
@@ -226,14 +232,15 @@ def cuts_of(target: Target, plan: BlockPlan) -> tuple[Cut, Cut]:
     """How A and G of a layer are cut."""
     if target.kind.startswith("norm"):
         return diagonal_cut(1), diagonal_cut(target.g_dim)
-    g_cut = plan.cut(target.g_dim, target.name, "g")
+    g_cut = plan.cut(target.g_dim, target.name, "g", across=target.copies * target.a_dim)
     if target.kind == "embedding":
         return diagonal_cut(target.a_dim), g_cut
     if target.kind == "tied":
         # its sums are balanced with a square root, with which a mean would not scale
         plain = Cut(g_cut.dim, g_cut.size, g_cut.count) if g_cut.split == "block+mean" else g_cut
         return diagonal_cut(target.a_dim), plain
-    return plan.cut(target.a_dim, target.name, "a", bias=target.bias is not None), g_cut
+    across = target.copies * target.g_dim
+    return plan.cut(target.a_dim, target.name, "a", bias=target.bias is not None, across=across), g_cut
 
 
 def _scale_powers(kind: str, g_cut: Cut) -> tuple[int, int, int]:

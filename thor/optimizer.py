@@ -284,7 +284,7 @@ class THOR(nn.Cell):
     @property
     def gathers_now(self) -> bool:
         """Whether this step gathers factors."""
-        return self.refreshes_now or (self.step >= read(self.next_gather) and bool(self.active_layers))
+        return self.step >= min(read(self.next_refresh), read(self.next_gather)) and bool(self.active_layers)
 
     @property
     def refreshes_now(self) -> bool:

@@ -64,6 +64,7 @@ class TrainStep(nn.Cell):
         device.allow_deep_graphs()
         self._weights = optimizer.inner.parameters
         self.compilations = 0  # curvature graphs built so far
+        self._ports_open = False
         if not optimizer.options.auto:  # else the first step chooses the blocks; a Cell takes a name's Parameter once
             self._bind()
         self.set_train()
@@ -79,6 +80,7 @@ class TrainStep(nn.Cell):
         self._in_graph = optimizer.active_layers
         self._compiled: dict[str, Callable[..., Any]] = {}
         self._state = [*self.network.get_parameters(), *optimizer.get_parameters()]
+        self._scales: dict[float, Tensor] = {}
         self._storage: list[int] = []
         self._sums_storage: list[int] = []
         self._averaged: dict[str, int] = {}  # bytes of the means over ranks, by kind of step
@@ -115,7 +117,7 @@ class TrainStep(nn.Cell):
         if gathering:
             self._drop_stopped_layers()
         step = self._accumulated_step if self.accumulate > 1 else self._whole_step
-        loss, finite = step(gathering, Tensor(optimizer.scale.asnumpy().copy()), *inputs)
+        loss, finite = step(gathering, self._scale(), *inputs)
         failed = finite is not None and optimizer.finished(finite)
         self._storage, self._sums_storage = addresses(self._state), addresses(self.sums)
         if failed:
@@ -337,8 +339,18 @@ class TrainStep(nn.Cell):
 
     # -- housekeeping --------------------------------------------------------------------------------------------
 
+    def _scale(self) -> Tensor:
+        """The loss scale as graphs get it, made anew where it has moved."""
+        value = self.optimizer.scale.asnumpy()
+        if value[0] not in self._scales:
+            self._scales = {value[0]: Tensor(value.copy())}
+        return self._scales[value[0]]
+
     def _open_ports(self, active: bool) -> None:
         """Ports are read when a graph is compiled, and at every call in PyNative."""
+        if active == self._ports_open:
+            return
+        self._ports_open = active
         for layer in self.optimizer._captured:
             for port in layer.ports:
                 port.active = active

@@ -8,6 +8,7 @@ import mindspore as ms
 import numpy as np
 import pytest
 
+from thor import blocks
 from thor.profile import timing
 
 
@@ -26,6 +27,14 @@ def _pynative_and_seeded():
 def mode(request):
     """Run the test in both of MindSpore's modes."""
     ms.set_context(mode=getattr(ms, request.param))
+    return request.param
+
+
+@pytest.fixture(params=["in blocks", "whole"])
+def inverses(request, monkeypatch):
+    """Run the test with inverses of cut factors in blocks, and with those of few blocks as one matrix."""
+    if request.param == "in blocks":
+        monkeypatch.setattr(blocks, "WHOLE_INVERSE_OPERATIONS", -1)
     return request.param
 
 

@@ -83,6 +83,7 @@ class Plan:
     order: str = "channel"
     share: float = 1.0  # of the examples, for factors
     damping: float = 0.1
+    whole: bool = False  # whether inverses of cut factors are kept as one matrix
     seed: int = 0
 
     @property
@@ -275,5 +276,6 @@ def plans(draw, aside: bool | None = None) -> Plan:
         block_size=draw(st.one_of(st.integers(1, 12), st.just(128))),
         split=draw(st.sampled_from(["block", "block+mean", "block+rank"])), rank=draw(st.integers(1, 3)),
         order=draw(st.sampled_from(["channel", "position"])), share=draw(st.sampled_from([1.0, 1.0, 0.5, 0.3])),
-        damping=draw(st.sampled_from([0.01, 0.03, 0.1, 0.5, 3.0])), seed=draw(st.integers(0, 1000)),
+        damping=draw(st.sampled_from([0.01, 0.03, 0.1, 0.5, 3.0])), whole=draw(st.booleans()),
+        seed=draw(st.integers(0, 1000)),
     )  # fmt: skip

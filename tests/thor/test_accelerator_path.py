@@ -25,12 +25,14 @@ TRAINING = """
 import json, sys
 import mindspore as ms
 import thor
+from thor import blocks
 from tests.networks import Mixed, Mlp, batch, images, make
 from tests.thor import test_pair_capture as pairs
 
 method, folder = sys.argv[1:]
 ms.set_context(mode=ms.GRAPH_MODE, save_graphs=1, save_graphs_path=folder)
 settings = {"inverse": method, "momentum": 0.9, "jit": True}
+usual, blocks.WHOLE_INVERSE_OPERATIONS = blocks.WHOLE_INVERSE_OPERATIONS, -1  # two networks with inverses in blocks
 convolutional, step = make(Mixed(), lr=0.01, block_size=6, clip=1.0, interval=2, weight_decay=1e-4, **settings)
 losses = [float(step(*images()).asnumpy()) for _ in range(8)]
 dense, step = make(
@@ -39,6 +41,7 @@ dense, step = make(
 )
 for k in range(6):
     step(*batch(seed=k))
+blocks.WHOLE_INVERSE_OPERATIONS = usual
 others = {"clip_each": 1.0, "factor_share": 0.5, "norms": True, "loss_fn": pairs.per_example, **settings}
 cut = {"block_size": 2, "split": "block+rank", "rank": 1}
 rank, position = thor.BlockPlan(**cut), thor.BlockPlan(**cut, order="position")

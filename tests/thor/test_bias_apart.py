@@ -22,9 +22,9 @@ def with_bias(seed=0, inputs=9, count=40):
     return reference.with_ones(mixed + np.linspace(-1, 2, inputs))
 
 
-def gathered(x, size):
+def gathered(x, size, across=0):
     """A factor that has seen the rows once, by the functions that training uses."""
-    made = Factor("layer.a", BlockPlan(block_size=size).cut(x.shape[1], bias=True), 1)
+    made = Factor("layer.a", BlockPlan(block_size=size).cut(x.shape[1], bias=True, across=across), 1)
     cut = made.cut
     features, scale = factors.dense_input(tensor(x[:, :-1]), False)
     features = factors.pad_features(features, cut.padded)
@@ -50,11 +50,13 @@ def test_inputs_that_divide_evenly_need_no_padding():
         assert not BlockPlan(split=split).cut(785, bias=True).bias_apart
 
 
+@pytest.mark.parametrize("across", [0, 1], ids=["in blocks", "whole"])
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("size", [2, 3, 4, 9])  # 9 inputs in 5 blocks of 2, 3 of 3, 3 of 3, 1 of 9
-def test_factor_and_inverse_equal_their_dense_construction(size, method):
+def test_factor_and_inverse_equal_their_dense_construction(size, method, across):
     x = with_bias()
-    made = gathered(x, size)
+    made = gathered(x, size, across)
+    assert made.cut.whole_inverse == (across > 0 and size > 2)
     blocks, beside = reference.with_mean_and_bias(second_moment(x), x.mean(0), made.cut.size)
     np.testing.assert_allclose(made.dense()[0], blocks + beside, rtol=1e-4, atol=1e-4)
     refresh(made, damping=0.2, method=method)
@@ -134,7 +136,7 @@ NETWORKS = {  # first layers, whose inputs fit one block
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_training_with_all_inputs_in_one_block_equals_whole_factors(name, mode):
+def test_training_with_all_inputs_in_one_block_equals_whole_factors(name, mode, inverses):
     """Step by step, with averages, traces and all: 5 inputs and a bias in a block of 5 against a block of 6."""
     make_net, make_batch, layer, size = NETWORKS[name]
     settings = {"interval": 2, "factor_interval": 1, "factor_decay": 0.9}
@@ -148,13 +150,14 @@ def test_training_with_all_inputs_in_one_block_equals_whole_factors(name, mode):
         found.append((optimizer, values(net), optimizer.traces.asnumpy(), optimizer.factors(layer)[0]))
     (apart, weights, traces, factor), (whole, other_weights, other_traces, other_factor) = found
     assert apart._captured[0].a.cut.bias_apart and not whole._captured[0].a.cut.bias_apart
+    assert apart._captured[0].a.cut.whole_inverse == (inverses == "whole")
     np.testing.assert_allclose(traces, other_traces, rtol=1e-3)
     np.testing.assert_allclose(factor, other_factor, rtol=1e-3, atol=1e-3)
     for key, value in weights.items():
         np.testing.assert_allclose(value, other_weights[key], rtol=2e-3, atol=2e-4, err_msg=key)
 
 
-def test_an_identity_leaves_the_gradient_as_it_is():
+def test_an_identity_leaves_the_gradient_as_it_is(inverses):
     """Before the first refresh, the bias's inverse is one too."""
     net, plain = Mlp(), Mlp()
     optimizer, step = make(net, block_size=2)

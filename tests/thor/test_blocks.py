@@ -45,6 +45,19 @@ def test_what_a_cut_factor_keeps_beside_its_blocks():
     assert BlockPlan(block_size=4, split="block+rank", rank=99).cut(10).rank == 10
 
 
+def test_an_inverse_of_few_blocks_is_kept_whole_where_that_takes_few_operations():
+    plan = BlockPlan()
+    kept = plan.cut(251, bias=True, across=500)  # 2 x 500 x 251 x 126 operations more: 32 million
+    assert kept == Cut(251, 125, 2, "block+mean", 1, bias_apart=True, whole_inverse=True)
+    assert kept.cache_shapes(3) == ((3, 1, 251, 251), (1,), (1,))
+    assert kept.estimate_shapes(3) == ((3, 2, 125, 125), (3, 251, 1), (3, 251, 1), (1,))
+    assert not plan.cut(251, bias=True).whole_inverse  # nobody said what it multiplies
+    assert not plan.cut(500, across=1000).whole_inverse  # 375 million
+    assert not plan.cut(513, across=1).whole_inverse  # five blocks
+    for never in (plan.cut(128, across=1), BlockPlan(split="block").cut(250, across=1)):
+        assert not never.whole_inverse  # nothing beside the blocks: nothing to save
+
+
 def test_the_first_matching_exception_wins():
     plan = BlockPlan(block_size=100, split="block", layers={"^head": 8, "head.*": 4, "tail$": 16})
     assert plan.cut(64, "head.dense").size == 8

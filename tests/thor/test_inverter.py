@@ -49,8 +49,8 @@ def observe(factor, x, share=1.0):
         average(factor.beside, np.pad(matrix @ thin, ((0, cut.padded - cut.dim), (0, 0)))[None])
 
 
-def factor(split, size=4, rank=3, dim=DIM, name="layer.a"):
-    return Factor(name, BlockPlan(block_size=size, split=split, rank=rank).cut(dim), 1)
+def factor(split, size=4, rank=3, dim=DIM, name="layer.a", across=0):
+    return Factor(name, BlockPlan(block_size=size, split=split, rank=rank).cut(dim, across=across), 1)
 
 
 def refresh(*factors, damping=0.1, method="lapack"):
@@ -83,10 +83,12 @@ def test_factor_and_inverse_equal_their_dense_construction(split, size):
     np.testing.assert_allclose(made.dense_inverse()[0], wanted, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("across", [0, 1], ids=["in blocks", "whole"])
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("split", ["block+mean", "block+rank"])
-def test_woodbury_equals_the_dense_inverse_with_every_method(split, method):
-    made, x = factor(split), rows(1)
+def test_woodbury_equals_the_dense_inverse_with_every_method(split, method, across):
+    made, x = factor(split, across=across), rows(1)
+    assert made.cut.whole_inverse == bool(across)
     observe(made, x)
     blocks, beside = construction(made, x)
     refresh(made, method=method)

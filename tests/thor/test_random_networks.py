@@ -20,7 +20,7 @@ from tests import reference
 from tests.networks import make, values
 from tests.thor import random_reference as wanted
 from tests.thor.random_networks import batches, build, loss_fn, plans
-from thor import factors
+from thor import blocks, factors
 
 CASES = int(os.environ.get("THOR_FUZZ_CASES", "0"))
 FUZZ = settings(
@@ -43,7 +43,8 @@ def optimize(plan, net, **options):
     chosen = thor.BlockPlan(block_size=plan.block_size, split=plan.split, rank=plan.rank, order=plan.order)
     given_ = {"lr": 1.0, "damping": plan.damping, "block_size": chosen, "skip": skipped(plan),
               "factor_share": plan.share} | options  # fmt: skip
-    with convolutions(plan):
+    operations = blocks.WHOLE_INVERSE_OPERATIONS if plan.whole else -1
+    with convolutions(plan), mock.patch.object(blocks, "WHOLE_INVERSE_OPERATIONS", operations):
         return make(net, loss_fn=loss_fn, **given_)
 
 

@@ -16,7 +16,7 @@ from mindspore import Parameter, Tensor, nn
 
 from thor import capture, convolution, device
 from thor.blocks import Cut
-from thor.profile.timing import FactorShape
+from thor.profile.timing import FactorShape, shapes_of_layer
 
 #: Of the memory limit, what the factors of one group may take: each lives as slot, gradient, sum and host copy.
 _COPIES_ALIVE = 4
@@ -39,19 +39,13 @@ class LayerStatistics:
     @property
     def shapes(self) -> tuple[FactorShape, FactorShape]:
         """Of A and of G."""
-        return (
-            FactorShape(self.name, "a", self.a.shape[1], self.a.shape[0], self.bias),
-            FactorShape(self.name, "g", self.g.shape[1], self.g.shape[0]),
-        )
+        return shapes_of_layer(self.name, self.a.shape[1], self.g.shape[1], self.a.shape[0], self.bias)
 
 
 def shapes_of(targets: Sequence[capture.Target]) -> list[FactorShape]:
     """The two factors of every layer, without gathering them."""
-    return [
-        FactorShape(target.name, side, dim, target.copies, bias)
-        for target in targets
-        for side, dim, bias in (("a", target.a_dim, target.bias is not None), ("g", target.g_dim, False))
-    ]
+    layers = ((t.name, t.a_dim, t.g_dim, t.copies, t.bias is not None) for t in targets)
+    return [shape for layer in layers for shape in shapes_of_layer(*layer)]
 
 
 def bytes_of(target: capture.Target) -> int:

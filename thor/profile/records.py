@@ -18,7 +18,7 @@ from typing import Any
 from thor.blocks import ORDERS, SPLITS, BlockPlan
 from thor.json_text import parse
 from thor.profile.choice import Crossing, choose, kept_shares, performances
-from thor.profile.timing import FactorShape, Timing, floor_reaches
+from thor.profile.timing import FactorShape, Timing, floor_reaches, shapes_of_layer
 
 FORMAT, VERSION = "thor-profile", 1
 #: What a profile says of the place where it was measured, at least.
@@ -44,14 +44,9 @@ class FactorMeasure:
     bias: bool = False  # whether the last row is a bias's
 
     @property
-    def shape(self) -> FactorShape:
-        """What a plan cuts."""
-        return FactorShape(self.layer, self.side, self.dim, self.copies, self.bias)
-
-    @property
     def name(self) -> str:
         """As its Parameters are called."""
-        return self.shape.name
+        return f"{self.layer}.{self.side}"
 
     def loss_in(self, order: str) -> list[float]:
         """The paper's loss in an order; a factor without kernel positions has one order only."""
@@ -66,6 +61,11 @@ class LayerMeasure:
     a: FactorMeasure
     g: FactorMeasure
     cosine: dict[str, list[float]]
+
+    @property
+    def shapes(self) -> tuple[FactorShape, FactorShape]:
+        """What a plan cuts: A and G."""
+        return shapes_of_layer(self.name, self.a.dim, self.g.dim, self.a.copies, self.a.bias)
 
 
 @dataclass

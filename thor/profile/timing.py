@@ -113,6 +113,7 @@ class FactorShape:
     dim: int
     copies: int
     bias: bool = False  # whether the last row is a bias's
+    across: int = 0  # rows of the layer's other factor, times copies
 
     @property
     def name(self) -> str:
@@ -121,7 +122,15 @@ class FactorShape:
 
     def cut(self, plan: BlockPlan) -> Cut:
         """As the plan cuts it."""
-        return plan.cut(self.dim, self.layer, self.side, bias=self.bias)
+        return plan.cut(self.dim, self.layer, self.side, bias=self.bias, across=self.across)
+
+
+def shapes_of_layer(name: str, a: int, g: int, copies: int, bias: bool) -> tuple[FactorShape, FactorShape]:
+    """Of a layer with factors of so many rows."""
+    return (
+        FactorShape(name, "a", a, copies, bias, across=copies * g),
+        FactorShape(name, "g", g, copies, across=copies * a),
+    )
 
 
 class Refresh:

@@ -50,13 +50,17 @@ def layer_loads(profile: Profile, plan: BlockPlan) -> list[LayerLoad]:
     """The loads of a profiled network under a plan; an inverse's seconds are the profile's, block by block."""
     loads = []
     for index, layer in enumerate(profile.layers):
-        a, g = layer.a.shape.cut(plan), layer.g.shape.cut(plan)
+        a, g = (shape.cut(plan) for shape in layer.shapes)
         factors = _factor(profile, index, layer.a, a), _factor(profile, index, layer.g, g)
         entries = layer.a.copies * layer.a.dim * layer.g.dim
-        # X A^-1 and G^-1 X on blocks, and two thin products a side: 2 operations an entry and row of a block
-        operations = 2 * entries * (a.size + g.size + 2 * a.rank + 2 * g.rank)
+        operations = 2 * entries * (_rows_met(a) + _rows_met(g))  # X A^-1 and G^-1 X
         loads.append(LayerLoad(layer.name, factors, _FLOAT * entries, operations))
     return loads
+
+
+def _rows_met(cut: Cut) -> int:
+    """How many rows of an inverse each entry of a gradient meets: a block's and two thin products', or all."""
+    return cut.dim if cut.whole_inverse else cut.size + 2 * cut.rank
 
 
 def _factor(profile: Profile, layer: int, factor: FactorMeasure, cut: Cut) -> FactorLoad:
