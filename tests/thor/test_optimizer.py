@@ -246,9 +246,9 @@ def test_records_memory_and_repr_say_what_is_there():
     )
     assert (dense.status, dense.refreshes, dense.kept) == ("active", 1, 0)
     memory = optimizer.memory()
-    # A: estimate and inverse 4 x 8 x 8; mean and probe 33 each, the bias apart; s 32, t 2 x 32, bias 2, uses 1;
+    # A: estimate 4 x 8 x 8; mean and probe 33 each, the bias apart; inverse whole, 33 x 33; two slots and uses of 1;
     # G: two 3 x 3, four slots of 1, uses 1
-    assert memory["dense"] == dense.bytes == 4 * (2 * 256 + 2 * 33 + 32 + 64 + 2 + 1 + 2 * 9 + 4 + 1)
+    assert memory["dense"] == dense.bytes == 4 * (256 + 2 * 33 + 33 * 33 + 2 + 1 + 2 * 9 + 4 + 1)
     assert memory["total"] == sum(size for name, size in memory.items() if name != "total")
     text = repr(optimizer)
     assert "step=1" in text and "dense: dense, A 33 (4x8), G 3 (1x3), active, 1 refreshes" in text
