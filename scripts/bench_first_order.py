@@ -25,6 +25,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn
 
 from first_order import Adafactor, Adam, Momentum
+from scripts.arguments import count, file_to_write
 
 Shape = tuple[int, ...]
 PAIRS: dict[str, tuple[Callable[..., nn.Optimizer], Callable[..., nn.Optimizer]]] = {
@@ -120,8 +121,8 @@ def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--lists", nargs="+", default=list(LISTS), choices=list(LISTS))
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--rounds", type=count, default=15)
+    parser.add_argument("--out", type=file_to_write)
     arguments = parser.parse_args()
     ms.set_device("CPU")
     ms.set_context(mode=ms.GRAPH_MODE)

@@ -28,9 +28,9 @@ from rich.console import Console
 from rich.table import Table
 
 import thor
+from scripts.arguments import count, file_to_write
 from scripts.bench_step import NETWORKS, ThorPhases, first_order_step, network
 from scripts.whole import write_whole
-from thor.blocks import check_int
 
 #: kinds of kernels, by words in their types; the first match counts
 KINDS = {
@@ -122,18 +122,11 @@ def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--network", nargs="+", default=["autoencoder", "bert"], choices=NETWORKS)
-    parser.add_argument("--batch", type=int, help="examples; each network has its own number")
-    parser.add_argument("--steps", type=int, default=5, help="of each kind (5)")
-    parser.add_argument("--types", type=int, default=0, help="also list that many types of kernels, the longest (0)")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--batch", type=count, help="examples; each network has its own number")
+    parser.add_argument("--steps", type=count, default=5, help="of each kind (5)")
+    parser.add_argument("--types", type=count, default=0, help="also list that many types of kernels, the longest (0)")
+    parser.add_argument("--out", type=file_to_write)
     arguments = parser.parse_args()
-    try:
-        for option in ("steps", "batch"):
-            if (count := getattr(arguments, option)) is not None:
-                check_int(f"--{option}", count, 1)
-        check_int("--types", arguments.types, 0)
-    except ValueError as error:
-        parser.error(str(error))
     thor.device.select("CPU")
     ms.set_context(mode=ms.GRAPH_MODE)
     console, everything = Console(), {}

@@ -29,6 +29,7 @@ from rich.console import Console
 from rich.table import Table
 
 import thor
+from scripts.arguments import count, file_to_write
 from scripts.bench_step import ThorPhases, first_order_step, network, timed
 
 SCRIPT = Path(__file__).resolve()
@@ -134,8 +135,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--network", nargs="+", default=list(NETWORKS), choices=NETWORKS)
     parser.add_argument("--resnet50", action="store_true", help="ResNet-50 at 224 x 224 too, which takes minutes")
-    parser.add_argument("--repeats", type=int, default=5, help="processes for each import (5)")
-    parser.add_argument("--out", type=Path, metavar="FILE.json")
+    parser.add_argument("--repeats", type=count, default=5, help="processes for each import (5)")
+    parser.add_argument("--out", type=file_to_write, metavar="FILE.json")
     parser.add_argument("--one", nargs=2, metavar=("NETWORK", "OPTIMIZER"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:

@@ -33,9 +33,9 @@ from models.bert import bert_tiny
 from models.lenet import lenet5
 from models.resnet import resnet50
 from models.resnet_cifar import resnet8, resnet20
+from scripts.arguments import count, file_to_write
 from scripts.mean_over_ranks import mean_over_ranks
 from scripts.whole import write_whole
-from thor.blocks import check_int
 from thor.compiled import over
 from thor.options import GATHERS_PER_INTERVAL
 from thor.update import dot
@@ -227,21 +227,17 @@ def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--network", nargs="+", default=["lenet", "autoencoder", "resnet20"], choices=NETWORKS)
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--batch", type=int, help="examples; each network has its own number")
+    parser.add_argument("--rounds", type=count, default=15)
+    parser.add_argument("--batch", type=count, help="examples; each network has its own number")
     parser.add_argument("--without-own", action="store_true", help="leave out TrainOneStepCell")
     parser.add_argument("--split", default="block+mean", choices=["block", "block+mean", "block+rank"])
     parser.add_argument("--factor-share", type=float, default=1.0, help="share of the batch that gives factors (1)")
-    parser.add_argument("--interval", type=int, nargs="+", default=[100, 834], help="for the amortised step (100 834)")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--interval", type=count, nargs="+", default=[100, 834], help="of amortised steps (100 834)")
+    parser.add_argument("--out", type=file_to_write)
     parser.add_argument("--no-memory", action="store_true", help="skip the peak-memory processes")
     parser.add_argument("--peak", nargs=2, metavar=("NETWORK", "WHICH"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    counts = [("rounds", arguments.rounds), ("batch", arguments.batch), *(("interval", i) for i in arguments.interval)]
     try:
-        for option, count in counts:
-            if count is not None:
-                check_int(f"--{option}", count, 1)
         number("--factor-share", arguments.factor_share, 0.0, 1.0, open_low=True)
     except ValueError as error:
         parser.error(str(error))

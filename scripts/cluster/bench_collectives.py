@@ -29,6 +29,7 @@ import numpy as np
 from mindspore import Tensor, nn, ops
 
 import thor
+from scripts.arguments import file_to_write
 from scripts.cluster.msrun import run_here  # noqa: E402
 from scripts.errors import UserError, run_program
 from thor.scale.fit import Sample, fit
@@ -117,7 +118,7 @@ def main() -> int:
     parser.add_argument("--processes", nargs="+", type=int, default=[2, 4])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--sizes", nargs="+", type=int, default=list(SIZES), help="bytes, at least two of them")
-    parser.add_argument("--out", type=Path, default=Path("network.json"))
+    parser.add_argument("--out", type=file_to_write, default=Path("network.json"))
     parser.add_argument("--samples", type=Path, help=argparse.SUPPRESS)  # a worker: where rank 0 writes
     arguments = parser.parse_args()
     if arguments.samples:
@@ -134,7 +135,6 @@ def main() -> int:
         "host": f"{platform.node()}, {os.cpu_count()} cores, MindSpore {ms.__version__}", "sizes": arguments.sizes,
         "residual": found.residual, "samples": [asdict(sample) for sample in samples],
     }  # fmt: skip
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text(json.dumps(found.network.to_dict() | about, indent=1), encoding="utf-8")
     print(f"wrote {arguments.out}")
     return 0

@@ -1,0 +1,29 @@
+"""Types of command-line arguments that more than one script has: what is wrong is said before anything is measured."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+
+def count(text: str) -> int:
+    """A whole number of at least 1."""
+    try:
+        value = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a whole number, but got {text!r}") from None
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, but got {value}")
+    return value
+
+
+def file_to_write(text: str) -> Path:
+    """A file's path; its folder is made at once."""
+    path = Path(text)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"the folder of {text} cannot be made: {error}") from None
+    if path.is_dir():
+        raise argparse.ArgumentTypeError(f"must be a file to write, but {text} is a folder")
+    return path

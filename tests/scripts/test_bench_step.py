@@ -1,0 +1,69 @@
+"""The times of a step: what becomes of them. That each kind of step runs is tested with the kernels."""
+
+import json
+import sys
+
+import mindspore as ms
+import pytest
+
+from scripts import bench_step
+from scripts.arguments import file_to_write
+
+TIMES = {"Momentum": 10.0, "plain": 11.0, "curvature": 20.0, "refresh": 30.0}
+
+
+def test_the_mean_step_of_an_interval_has_one_refresh_and_ten_gatherings():
+    assert bench_step.amortised(TIMES, 100) == pytest.approx((30 + 9 * 20 + 90 * 11) / 100)
+    assert bench_step.amortised(TIMES, 4) == pytest.approx((30 + 3 * 20) / 4)  # each step gathers
+
+
+@pytest.fixture
+def context():
+    """The script chooses GRAPH_MODE for its process."""
+    before = ms.get_context("mode")
+    yield
+    ms.set_context(mode=before)
+
+
+def test_an_interrupt_loses_the_network_under_way_only(monkeypatch, tmp_path, capsys, context):
+    def measure(name, *_):
+        if name == "bert":
+            raise KeyboardInterrupt
+        ratio = {phase: time / TIMES["Momentum"] for phase, time in TIMES.items()}
+        quartiles = {phase: [time - 1, time + 1] for phase, time in TIMES.items()}
+        return {"ms": TIMES, "quartiles": quartiles, "ratio": ratio, "state_bytes": 2**20}
+
+    out = tmp_path / "steps.json"
+    monkeypatch.setattr(bench_step, "measure", measure)
+    monkeypatch.setattr(sys, "argv", ["bench_step.py", "--network", "lenet", "bert", "--no-memory", "--out", str(out)])
+    with pytest.raises(KeyboardInterrupt):
+        bench_step.main()
+    assert "plain                   11.0 ms  [10.0, 12.0]  1.10 x" in capsys.readouterr().out
+    found = json.loads(out.read_text())
+    assert list(found) == ["lenet"]
+    assert found["lenet"]["amortised"]["100"] == pytest.approx(12.0)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (["--rounds", "0"], "--rounds: must be at least 1, but got 0"),
+        (["--batch", "many"], "--batch: must be a whole number, but got 'many'"),
+        (["--interval", "100", "-5"], "--interval: must be at least 1, but got -5"),
+        (["--factor-share", "0"], "--factor-share must be greater than 0"),
+        (["--out", "{folder}"], "--out: must be a file to write, but {folder} is a folder"),
+        (["--out", "{folder}/file/steps.json"], "--out: the folder of {folder}/file/steps.json cannot be made"),
+    ],
+)
+def test_a_wrong_argument_is_refused_before_anything_is_measured(monkeypatch, tmp_path, capsys, wrong, words):
+    (tmp_path / "file").write_text("")
+    arguments = [part.format(folder=tmp_path) for part in wrong]
+    monkeypatch.setattr(sys, "argv", ["bench_step.py", *arguments])
+    with pytest.raises(SystemExit):
+        bench_step.main()
+    assert words.format(folder=tmp_path) in capsys.readouterr().err
+
+
+def test_the_folder_of_a_file_to_write_is_made(tmp_path):
+    path = file_to_write(str(tmp_path / "a" / "b" / "steps.json"))
+    assert path.parent.is_dir() and not path.exists()
