@@ -50,7 +50,7 @@ def test_an_interrupt_loses_the_network_under_way_only(monkeypatch, tmp_path, ca
         (["--rounds", "0"], "--rounds: must be at least 1, but got 0"),
         (["--batch", "many"], "--batch: must be a whole number, but got 'many'"),
         (["--interval", "100", "-5"], "--interval: must be at least 1, but got -5"),
-        (["--factor-share", "0"], "--factor-share must be greater than 0"),
+        (["--factor-share", "0"], "--factor-share must be finite and greater than 0 and at most 1, but got 0.0"),
         (["--out", "{folder}"], "--out: must be a file to write, but {folder} is a folder"),
         (["--out", "{folder}/file/steps.json"], "--out: the folder of {folder}/file/steps.json cannot be made"),
     ],
