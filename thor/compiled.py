@@ -36,11 +36,8 @@ def entries_of(x: Any, first: int, count: int) -> Any:
     return _slice(x, (first,), (count,))
 
 
-def rows_of(x: Any, first: int, count: int) -> Any:
-    """X[:, first:first + count] of a [c, m, n]."""
-    return _slice(x, (0, first, 0), (x.shape[0], count, x.shape[2]))
-
-
-def columns_of(x: Any, first: int, count: int) -> Any:
-    """X[:, :, first:first + count] of a [c, m, n]."""
-    return _slice(x, (0, 0, first), (x.shape[0], x.shape[1], count))
+def window_of(x: Any, rows: int, first: int, columns: int) -> Any:
+    """X[..., :rows, first:first + columns]."""
+    if x.shape[-2:] == (rows, columns):
+        return x
+    return _slice(x, (0,) * (x.ndim - 1) + (first,), x.shape[:-2] + (rows, columns))

@@ -71,3 +71,11 @@ def _first_bad_gradient(
     if not bad:
         return "loss and gradients are finite without the loss scale, which makes them overflow: start with a lower one"
     return f"the loss is finite; on the way back the gradient of weight {bad[-1]} is the first that is not"
+
+
+def complaint(step: int, in_a_row: int, where: str) -> str:
+    """Why training stopped, and what to do."""
+    return (
+        f"{in_a_row} steps in a row were not finite, all skipped, training stopped at step {step}: "
+        f"{where}. Lower the learning rate, raise damping, or check the data"
+    )

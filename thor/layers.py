@@ -136,6 +136,11 @@ def assemble(blocks: np.ndarray, rows: int) -> np.ndarray:
     return full
 
 
+def squeezed(matrix: np.ndarray) -> np.ndarray:
+    """Without the axis of groups, where there is one group."""
+    return matrix[0] if len(matrix) == 1 else matrix
+
+
 def without_padding(full: np.ndarray, cut: Cut) -> np.ndarray:
     """[c, dim, dim] float32 of a matrix that has the cut's padding too."""
     return full[:, cut.kept][:, :, cut.kept].astype(np.float32)

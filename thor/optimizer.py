@@ -16,7 +16,7 @@ from thor.distributed import Sharing, ranks_of_context
 from thor.exchange import PieceExchange, placement_of
 from thor.inner import DEFAULT_MOMENTUM, inner_optimizer
 from thor.inverter import Inverter, Job
-from thor.layers import Layer, cuts_of
+from thor.layers import Layer, cuts_of, squeezed
 from thor.options import read_options
 from thor.parameters import float_parameter, int_parameter, read, write
 from thor.profile import auto
@@ -233,14 +233,14 @@ class THOR(nn.Cell):
         the vector on its diagonal.
         """
         layer = self._layer(name)
-        return _squeezed(layer.a.dense()), _squeezed(layer.g.dense())
+        return squeezed(layer.a.dense()), squeezed(layer.g.dense())
 
     def inverses(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """(A^-1, G^-1), damped, as applied, dense float32."""
         layer = self._layer(name)
         if not layer.held:
             raise ValueError(f"the inverses of layer {name} lie on other ranks (grad_worker_fraction)")
-        return _squeezed(layer.a.dense_inverse()), _squeezed(layer.g.dense_inverse())
+        return squeezed(layer.a.dense_inverse()), squeezed(layer.g.dense_inverse())
 
     def state(self) -> list[dict[str, Any]]:
         """Everything, for ``ms.save_checkpoint(state, path)``, also where ranks hold the inverses of some layers only.
@@ -368,6 +368,11 @@ class THOR(nn.Cell):
             if self.inner.learning_rate.asnumpy() != value:
                 ops.assign(self.inner.learning_rate, Tensor(value))
 
+    @property
+    def scaled(self) -> bool:
+        """Whether the loss is, or will be, scaled."""
+        return self._scale_rule is not None or float(self.scale.asnumpy()[0]) != 1.0
+
     def finished(self, finite: bool) -> bool:
         """Count the step; answers whether too many in a row were not finite."""
         if finite:
@@ -390,11 +395,6 @@ class THOR(nn.Cell):
                 write(self.scale, fallen)
                 logger.info("step %d: overflow at loss scale %g, skipped; the scale falls", self.step, old)
                 return False
-        write(self.bad_steps, read(self.bad_steps) + 1)
-        logger.warning("step %d: loss or gradients are not finite, step skipped (%d in a row)",
-                       self.step, read(self.bad_steps))  # fmt: skip
-        return read(self.bad_steps) >= self.options.max_bad_steps
-
-
-def _squeezed(matrix: np.ndarray) -> np.ndarray:
-    return matrix[0] if len(matrix) == 1 else matrix
+        write(self.bad_steps, in_a_row := read(self.bad_steps) + 1)
+        logger.warning("step %d: loss or gradients are not finite, step skipped (%d in a row)", self.step, in_a_row)
+        return in_a_row >= self.options.max_bad_steps

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import mindspore as ms
 import numpy as np
-from mindspore import Parameter, Tensor
+from mindspore import Parameter, Tensor, nn
 
 PREFIX = "thor."
 
@@ -28,10 +29,20 @@ def int_parameter(name: str, value: int | np.ndarray) -> Parameter:
 
 def read(state: Parameter) -> int:
     """A host-side state of one number."""
-    return int(state.asnumpy()[0])
+    return int(state.item())  # a twentieth of asnumpy's time
 
 
 def write(state: Parameter, value: Any) -> None:
     """Set a host-side state; no compiled graph reads it, so its storage may be replaced."""
-    old = state.asnumpy()
-    state.set_data(Tensor(np.broadcast_to(np.asarray(value, old.dtype), old.shape).copy()))
+    state.set_data(Tensor(np.full(state.shape, value, ms.dtype_to_nptype(state.dtype))))
+
+
+def read_by_graphs(optimizer: nn.Cell) -> list[Parameter]:
+    """The optimizer's Parameters, but for the Cell's own: those are state of the host."""
+    own = {id(state) for state in optimizer.get_parameters(expand=False)}
+    return [parameter for parameter in optimizer.get_parameters() if id(parameter) not in own]
+
+
+def addresses(parameters: Iterable[Parameter]) -> list[int]:
+    """Where Parameters' values lie."""
+    return [parameter.data_ptr() for parameter in parameters]

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from mindspore import ops
 
-from thor.compiled import columns_of, rows_of
+from thor.compiled import window_of
 
 #: Of [c, n, ...] as they are: a reshaped Parameter would be copied at each step, anything else is reshaped for nothing.
 _product = ops.BatchMatMul()
@@ -50,10 +50,13 @@ def precondition_difference(y, v, t, g_inverse, g_s, g_t, shape):
 
 
 def shape_of_result(weight, rows, columns, copies, positions):
-    """As which shape a direction is wanted: its weight's where nothing is padded or ordered, else [c, O', I']."""
+    """As which shape a direction is wanted: its weight's where nothing is padded or ordered, else [c, 1, O', I'].
+
+    So a product with one block comes: at the end of a graph, another shape would be a copy.
+    """
     if weight.size == copies * rows * columns and positions == 1:
         return weight.shape
-    return copies, rows, columns
+    return copies, 1, rows, columns
 
 
 def precondition_rows(y, g_inverse, g_s, g_t):
@@ -108,19 +111,15 @@ def to_matrix(weight, bias, copies, rows, columns, positions=1):
 
 
 def from_matrix(matrix, weight, bias, copies, positions=1):
-    """The directions of weight and bias out of a padded [c, O', I'], shaped and typed as their gradients."""
+    """The directions of weight and bias out of a padded [..., O', I'], shaped and typed as their gradients."""
     if bias is None and matrix.shape == weight.shape:
         return (matrix.astype(weight.dtype),)
     outputs = weight.shape[0] // copies
     inputs = weight.size // weight.shape[0]
-    if outputs < matrix.shape[1]:
-        matrix = rows_of(matrix, 0, outputs)
-    weights = matrix
-    if inputs < matrix.shape[2]:
-        weights = columns_of(matrix, 0, inputs)
+    weights = window_of(matrix, outputs, 0, inputs)
     if positions > 1:
         weights = weights.reshape(weight.shape[0], positions, -1).transpose(0, 2, 1)
     weights = weights.reshape(weight.shape).astype(weight.dtype)
     if bias is None:
         return (weights,)
-    return weights, columns_of(matrix, inputs, 1).reshape(bias.shape).astype(bias.dtype)
+    return weights, window_of(matrix, outputs, inputs, 1).reshape(bias.shape).astype(bias.dtype)

@@ -78,6 +78,9 @@ class Update(nn.Cell):
     makes no finite number of one that is not), tells whether everything is finite; if not, nothing moves.
     Reducing every gradient to it also keeps MindSpore's CPU runtime from running the backward products concurrently,
     where they slow each other down.
+
+    Until the weights move, a layer's direction stays the one matrix of weight and bias that it was made as: where a
+    graph ends, as before the branch on ``finite``, what was cut and reshaped is copied, by one kernel for each.
     """
 
     def __init__(
@@ -100,6 +103,7 @@ class Update(nn.Cell):
         made = {at: (i, 0) for i, at in enumerate(self.weight_at)}
         made |= {at: (i, 1) for i, at in enumerate(self.bias_at) if at >= 0}
         self.captured = tuple(sorted(made))
+        self.others = tuple(i for i in self.indices if i not in made)
         self.made_by = tuple(made.get(i, (-1, 0))[0] for i in self.indices)  # layer that makes a weight's direction
         self.made_as = tuple(made.get(i, (-1, 0))[1] for i in self.indices)
         self.sum_at = tuple(self.captured.index(i) if i in made else -1 for i in self.indices)
@@ -109,6 +113,11 @@ class Update(nn.Cell):
         self.clip_each = 0.0 if clip_each is None else float(clip_each)
         self.decays = decays
         self.decay_at = tuple(i for i in self.indices if self.decays[i])
+        # matrices in one piece, unless weight and bias go their own ways: to other ranks, or at rates of their own
+        self.by_weight = self.across is not None or (self.clip > 0 and inner.is_group_lr)
+        parts = [(i, 0) for i in self.layers]
+        parts += [(i, 1) for i in self.layers if self.bias_at[i] >= 0 and (self.by_weight or i in apart)]
+        self.part_of, self.part = tuple(i for i, _ in parts), tuple(part for _, part in parts)
 
     def _sums_over_row(self, ranks: Ranks | None) -> Sums | None:
         """How ranks hand each other directions; None where each computes all of them."""
@@ -121,34 +130,69 @@ class Update(nn.Cell):
         """(loss, whether the step was finite and done) for unscaled gradients in the inner optimizer's order."""
         if self.clip_each > 0:
             gradients = over(ops.partial(clipped, self.clip_each), gradients)
-        made = over(ops.partial(self._directions_of_layer, gradients), self.layers)
-        directions = over(ops.partial(self._pick, gradients, made), self.indices)
+        given = over(ops.partial(self._matrices, gradients), self.layers)
+        made = over(ops.partial(self._preconditioned, gradients), given, self.layers)
+        if self.by_weight:
+            given = over(ops.partial(self._gradients_of_layer, gradients), self.layers)
+            made = over(ops.partial(self._cut, gradients), made, self.layers)
         if self.across is not None:
-            sums = self.across(over(ops.partial(entry, directions), self.captured), 1.0)
-            directions = over(ops.partial(self._from_row, directions, sums), self.indices)
+            sums = self.across(over(ops.partial(self._pick, gradients, made), self.captured), 1.0)
+            made = over(ops.partial(self._from_row, gradients, sums), self.layers)
+        others = over(ops.partial(entry, gradients), self.others)
         # without a limit, one matrix to read in place of two
-        products = over(dot, gradients if self.clip > 0 else directions, directions)
-        total = loss.astype(ms.float32) + ops.addn(products)
+        products = over(ops.partial(self._product, given if self.clip > 0 else made, made), self.part_of, self.part)
+        total = loss.astype(ms.float32) + ops.addn(products + over(dot, others, others))
         if self.clip > 0:
-            directions = self._limited(directions, products)
+            made = over(ops.partial(over, ops.partial(times, self._limit(products))), made)
         finite = ops.isfinite(total)
         if finite:
             for i in self.decay_at:
                 ops.assign(self.weights[i], self.weights[i] * (1.0 - self._rate(i) * self.decays[i]))
-            loss = ops.depend(loss, self.inner(directions))
+            cut = over(ops.partial(self._cut, gradients), made, self.layers)
+            loss = ops.depend(loss, self.inner(over(ops.partial(self._pick, gradients, cut), self.indices)))
         return loss, finite
 
-    def _directions_of_layer(self, gradients, i):
+    def _gradients_of_layer(self, gradients, i):
         """(of the weight,) or (of the weight, of the bias) of layer ``i``."""
-        weight = gradients[self.weight_at[i]]
-        bias = None
+        if self.bias_at[i] < 0:
+            return (gradients[self.weight_at[i]],)
+        return gradients[self.weight_at[i]], gradients[self.bias_at[i]]
+
+    def _matrices(self, gradients, i):
+        """The gradients of layer ``i`` as its factors have them: (matrix,), or (matrix, column) with a bias apart."""
+        weight, bias = gradients[self.weight_at[i]], None
         if self.bias_at[i] >= 0:
             bias = gradients[self.bias_at[i]]
-        if self.held[i]:
-            return self._direction(i, weight, bias)
-        if self.bias_at[i] < 0:
-            return (ops.zeros_like(weight),)
-        return ops.zeros_like(weight), ops.zeros_like(bias)
+        of_rows, of_columns, copies = self.caches[PER_LAYER * i + 3], self.caches[PER_LAYER * i], self.copies[i]
+        rows, columns = of_rows.shape[1] * of_rows.shape[2], of_columns.shape[1] * of_columns.shape[2]
+        if self.bias_inverse_at[i] < 0:
+            return (to_matrix(weight, bias, copies, rows, columns, self.positions[i]).astype(ms.float32),)
+        matrix = to_matrix(weight, None, copies, rows, columns, self.positions[i])
+        return matrix.astype(ms.float32), to_matrix(bias, None, copies, rows, 1).astype(ms.float32)
+
+    def _preconditioned(self, gradients, matrices, i):
+        """The directions of layer ``i``, as its matrices; zeros like its gradients where another rank makes them."""
+        if not self.held[i]:
+            return over(ops.zeros_like, self._gradients_of_layer(gradients, i))
+        j, matrix, weight = PER_LAYER * i, matrices[0], gradients[self.weight_at[i]]
+        right = (self.caches[j], self.caches[j + 1], self.caches[j + 2])
+        left = (self.caches[j + 3], self.caches[j + 4], self.caches[j + 5])
+        shape = shape_of_result(weight, matrix.shape[1], matrix.shape[2], self.copies[i], self.positions[i])
+        if self.bias_inverse_at[i] < 0:
+            return (precondition(matrix, *right, *left, shape),)
+        of_bias = self.bias_inverses[self.bias_inverse_at[i]]
+        return precondition_with_bias(matrix, matrices[1], *right, of_bias, *left, shape)
+
+    def _cut(self, gradients, made, i):
+        """The directions of layer ``i``, shaped and typed as its gradients."""
+        mine = self._gradients_of_layer(gradients, i)
+        if len(made) == 2:
+            of_weight = from_matrix(made[0], mine[0], None, self.copies[i], self.positions[i])
+            return of_weight + from_matrix(made[1], mine[1], None, self.copies[i])
+        bias = None
+        if len(mine) == 2:
+            bias = mine[1]
+        return from_matrix(made[0], mine[0], bias, self.copies[i], self.positions[i])
 
     def _pick(self, gradients, made, i):
         """The direction of weight ``i``: what its layer made of the gradient, or the gradient itself."""
@@ -156,42 +200,25 @@ class Update(nn.Cell):
             return gradients[i]
         return made[self.made_by[i]][self.made_as[i]]
 
-    def _direction(self, i, weight, bias):
-        j = i * PER_LAYER
-        of_rows, of_columns = self.caches[j + 3], self.caches[j]
-        rows = of_rows.shape[1] * of_rows.shape[2]
-        columns = of_columns.shape[1] * of_columns.shape[2]
-        right = (self.caches[j], self.caches[j + 1], self.caches[j + 2])
-        left = (of_rows, self.caches[j + 4], self.caches[j + 5])
-        copies, positions, apart = self.copies[i], self.positions[i], self.bias_inverse_at[i]
-        shape = shape_of_result(weight, rows, columns, copies, positions)
-        if apart < 0:
-            matrix = to_matrix(weight, bias, copies, rows, columns, positions).astype(ms.float32)
-            return from_matrix(precondition(matrix, *right, *left, shape), weight, bias, copies, positions)
-        matrix = to_matrix(weight, None, copies, rows, columns, positions).astype(ms.float32)
-        column = to_matrix(bias, None, copies, rows, 1).astype(ms.float32)
-        matrix, column = precondition_with_bias(matrix, column, *right, self.bias_inverses[apart], *left, shape)
-        return from_matrix(matrix, weight, None, copies, positions) + from_matrix(column, bias, None, copies)
+    def _from_row(self, gradients, sums, i):
+        """The directions of layer ``i``, from the rank of this row that has its inverses."""
+        weight, bias = self.weight_at[i], self.bias_at[i]
+        of_weight = sums[self.sum_at[weight]].astype(gradients[weight].dtype)
+        if bias < 0:
+            return (of_weight,)
+        return of_weight, sums[self.sum_at[bias]].astype(gradients[bias].dtype)
 
-    def _from_row(self, directions, sums, i):
-        """The direction of weight ``i``, from the rank of this row that has its layer's inverses."""
-        if self.sum_at[i] < 0:
-            return directions[i]
-        return sums[self.sum_at[i]].astype(directions[i].dtype)
+    def _product(self, given, made, i, part):
+        return dot(given[i][part], made[i][part])
 
-    def _limited(self, directions, products):
-        curvature = ops.addn(over(ops.partial(self._share_of_curvature, products), self.captured))
-        factor = ops.minimum(ops.sqrt(self.clip / (ops.relu(curvature) + 1e-30)), 1.0)  # rounding may go below 0
-        return over(ops.partial(self._scaled, directions, factor), self.indices)
+    def _limit(self, products):
+        """min(1, sqrt(clip / sum lr^2 <g, d>)) over what layers make."""
+        curvature = ops.addn(over(self._share_of_curvature, products, self.part_of, self.part))
+        return ops.minimum(ops.sqrt(self.clip / (ops.relu(curvature) + 1e-30)), 1.0)  # rounding may go below 0
 
-    def _share_of_curvature(self, products, i):
-        rate = self._rate(i)
-        return rate * rate * products[i]
-
-    def _scaled(self, directions, factor, i):
-        if self.made_by[i] < 0:
-            return directions[i]
-        return times(factor, directions[i])
+    def _share_of_curvature(self, product, i, part):
+        rate = self._rate(self.weight_at[i] if part == 0 else self.bias_at[i])
+        return rate * rate * product
 
     def _rate(self, index):
         rate = self.inner.get_lr()
