@@ -148,7 +148,9 @@ class Update(nn.Cell):
         if finite:
             for i in self.decay_at:
                 ops.assign(self.weights[i], self.weights[i] * (1.0 - self._rate(i) * self.decays[i]))
-            cut = over(ops.partial(self._cut, gradients), made, self.layers)
+            cut = made
+            if not self.by_weight:  # what is cut may not be cut again: MindSpore gives a direction no shape then
+                cut = over(ops.partial(self._cut, gradients), made, self.layers)
             loss = ops.depend(loss, self.inner(over(ops.partial(self._pick, gradients, cut), self.indices)))
         return loss, finite
 
@@ -160,6 +162,8 @@ class Update(nn.Cell):
 
     def _matrices(self, gradients, i):
         """The gradients of layer ``i`` as its factors have them: (matrix,), or (matrix, column) with a bias apart."""
+        if not self.held[i]:  # nor are the factors' inverses, whose shapes tell how
+            return self._gradients_of_layer(gradients, i)
         weight, bias = gradients[self.weight_at[i]], None
         if self.bias_at[i] >= 0:
             bias = gradients[self.bias_at[i]]
