@@ -198,8 +198,8 @@ LANGUAGE = Task(
         *_first_order({"momentum": (0.05, 0.2, 1.0), "adam": (1e-3, 3e-3, 6e-3), "adafactor": (5e-3, 2e-2, 0.1)},
                       [1e-4, 0.0]),
         *_second_order(
-            {"thor.learning_rate": (3e-3, 1e-2), "thor.damping": (0.015, 0.1), "epochs_share": [0.75]},
-            {"thor.learning_rate": 5e-3, "thor.damping": 0.03, "epochs_share": 0.75},
+            {"thor.learning_rate": (3e-3, 1e-2), "thor.damping": (0.015, 0.1), "epochs_share": [1.0]},
+            {"thor.learning_rate": 5e-3, "thor.damping": 0.03, "epochs_share": 1.0},
             {"thor.inner": "adam", "thor.norms": True, "thor.factor_interval": 2, "thor.factor_decay": 0.8,
              "thor.schedule": {"shape": "polynomial", "power": 2.0, "warmup_epochs": 1 / 6},  # ten steps
              "thor.interval": {"start": 1, "end": 10, "factor": 1.1}},
