@@ -36,8 +36,10 @@ def entries_of(x: Any, first: int, count: int) -> Any:
     return _slice(x, (first,), (count,))
 
 
-def window_of(x: Any, rows: int, first: int, columns: int) -> Any:
-    """X[..., :rows, first:first + columns]."""
-    if x.shape[-2:] == (rows, columns):
+def window_of(x: Any, copies: int, rows: int, first: int, columns: int) -> Any:
+    """X[..., :rows, first:first + columns] of a [c, m, n] or [c, 1, m, n]; as it is if that is all of it."""
+    if x.size == copies * rows * columns:
         return x
-    return _slice(x, (0,) * (x.ndim - 1) + (first,), x.shape[:-2] + (rows, columns))
+    if x.ndim == 4:
+        return _slice(x, (0, 0, 0, first), (copies, 1, rows, columns))
+    return _slice(x, (0, 0, first), (copies, rows, columns))

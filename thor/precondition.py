@@ -116,10 +116,10 @@ def from_matrix(matrix, weight, bias, copies, positions=1):
         return (matrix.astype(weight.dtype),)
     outputs = weight.shape[0] // copies
     inputs = weight.size // weight.shape[0]
-    weights = window_of(matrix, outputs, 0, inputs)
+    weights = window_of(matrix, copies, outputs, 0, inputs)
     if positions > 1:
         weights = weights.reshape(weight.shape[0], positions, -1).transpose(0, 2, 1)
     weights = weights.reshape(weight.shape).astype(weight.dtype)
     if bias is None:
         return (weights,)
-    return weights, window_of(matrix, outputs, inputs, 1).reshape(bias.shape).astype(bias.dtype)
+    return weights, window_of(matrix, copies, outputs, inputs, 1).reshape(bias.shape).astype(bias.dtype)

@@ -130,11 +130,11 @@ class Update(nn.Cell):
         """(loss, whether the step was finite and done) for unscaled gradients in the inner optimizer's order."""
         if self.clip_each > 0:
             gradients = over(ops.partial(clipped, self.clip_each), gradients)
-        given = over(ops.partial(self._matrices, gradients), self.layers)
-        made = over(ops.partial(self._preconditioned, gradients), given, self.layers)
+        mine = over(ops.partial(self._gradients_of_layer, gradients), self.layers)
+        given = over(self._matrices, mine, self.layers)
+        made = over(self._preconditioned, mine, given, self.layers)
         if self.by_weight:
-            given = over(ops.partial(self._gradients_of_layer, gradients), self.layers)
-            made = over(ops.partial(self._cut, gradients), made, self.layers)
+            given, made = mine, over(self._cut, mine, made, self.layers)
         if self.across is not None:
             sums = self.across(over(ops.partial(self._pick, gradients, made), self.captured), 1.0)
             made = over(ops.partial(self._from_row, gradients, sums), self.layers)
@@ -150,7 +150,7 @@ class Update(nn.Cell):
                 ops.assign(self.weights[i], self.weights[i] * (1.0 - self._rate(i) * self.decays[i]))
             cut = made
             if not self.by_weight:  # what is cut may not be cut again: MindSpore gives a direction no shape then
-                cut = over(ops.partial(self._cut, gradients), made, self.layers)
+                cut = over(self._cut, mine, made, self.layers)
             loss = ops.depend(loss, self.inner(over(ops.partial(self._pick, gradients, cut), self.indices)))
         return loss, finite
 
@@ -160,13 +160,13 @@ class Update(nn.Cell):
             return (gradients[self.weight_at[i]],)
         return gradients[self.weight_at[i]], gradients[self.bias_at[i]]
 
-    def _matrices(self, gradients, i):
+    def _matrices(self, mine, i):
         """The gradients of layer ``i`` as its factors have them: (matrix,), or (matrix, column) with a bias apart."""
         if not self.held[i]:  # nor are the factors' inverses, whose shapes tell how
-            return self._gradients_of_layer(gradients, i)
-        weight, bias = gradients[self.weight_at[i]], None
-        if self.bias_at[i] >= 0:
-            bias = gradients[self.bias_at[i]]
+            return mine
+        weight, bias = mine[0], None
+        if len(mine) == 2:
+            bias = mine[1]
         of_rows, of_columns, copies = self.caches[PER_LAYER * i + 3], self.caches[PER_LAYER * i], self.copies[i]
         rows, columns = of_rows.shape[1] * of_rows.shape[2], of_columns.shape[1] * of_columns.shape[2]
         if self.bias_inverse_at[i] < 0:
@@ -174,22 +174,21 @@ class Update(nn.Cell):
         matrix = to_matrix(weight, None, copies, rows, columns, self.positions[i])
         return matrix.astype(ms.float32), to_matrix(bias, None, copies, rows, 1).astype(ms.float32)
 
-    def _preconditioned(self, gradients, matrices, i):
+    def _preconditioned(self, mine, matrices, i):
         """The directions of layer ``i``, as its matrices; zeros like its gradients where another rank makes them."""
         if not self.held[i]:
-            return over(ops.zeros_like, self._gradients_of_layer(gradients, i))
-        j, matrix, weight = PER_LAYER * i, matrices[0], gradients[self.weight_at[i]]
+            return over(ops.zeros_like, mine)
+        j, matrix = PER_LAYER * i, matrices[0]
         right = (self.caches[j], self.caches[j + 1], self.caches[j + 2])
         left = (self.caches[j + 3], self.caches[j + 4], self.caches[j + 5])
-        shape = shape_of_result(weight, matrix.shape[1], matrix.shape[2], self.copies[i], self.positions[i])
+        shape = shape_of_result(mine[0], matrix.shape[1], matrix.shape[2], self.copies[i], self.positions[i])
         if self.bias_inverse_at[i] < 0:
             return (precondition(matrix, *right, *left, shape),)
         of_bias = self.bias_inverses[self.bias_inverse_at[i]]
         return precondition_with_bias(matrix, matrices[1], *right, of_bias, *left, shape)
 
-    def _cut(self, gradients, made, i):
+    def _cut(self, mine, made, i):
         """The directions of layer ``i``, shaped and typed as its gradients."""
-        mine = self._gradients_of_layer(gradients, i)
         if len(made) == 2:
             of_weight = from_matrix(made[0], mine[0], None, self.copies[i], self.positions[i])
             return of_weight + from_matrix(made[1], mine[1], None, self.copies[i])
