@@ -26,7 +26,7 @@ from thor.compiled import over
 from thor.diagnose import complaint, first_bad_layer
 from thor.distributed import Means, alone, same_everywhere
 from thor.optimizer import RECOMPILE_SHARE, THOR
-from thor.parameters import addresses, int_parameter, read, read_by_graphs
+from thor.parameters import addresses, int_parameter, read, read_by_graphs, write
 from thor.update import Estimate, Update, dot, scaling
 
 CURVATURE_GRAPHS = ("curvature", "add_curvature", "finish_curvature")  # built anew without layers that have stopped
@@ -154,8 +154,8 @@ class TrainStep(nn.Cell):
         self._open_ports(gathering)
         loss = add(scale, *inputs)
         self._open_ports(False)
-        done = int(self.micro_step.asnumpy()[0]) + 1
-        self.micro_step.set_data(Tensor(np.array([done % self.accumulate], np.int32)))
+        done = read(self.micro_step) + 1
+        write(self.micro_step, done % self.accumulate)
         if done < self.accumulate:
             return loss, None
         if not gathering:
@@ -377,7 +377,7 @@ class TrainStep(nn.Cell):
             object.__setattr__(self.optimizer.inner, "_create_time", time.time_ns())
             self._in_graph = self.optimizer.active_layers  # of the loaded state: some may have been dropped since
             if self.accumulate > 1 and self._sums_storage == addresses(self.sums):
-                self.micro_step.set_data(Tensor(np.zeros(1, np.int32)))  # the sums are of a step that is no more
+                write(self.micro_step, 0)  # the sums are of a step that is no more
                 self._function("clear", self._build_clear)()
 
     def _drop_stopped_layers(self) -> None:

@@ -137,7 +137,7 @@ class Update(nn.Cell):
             given, made = mine, over(self._cut, mine, made, self.layers)
         if self.across is not None:
             sums = self.across(over(ops.partial(self._pick, gradients, made), self.captured), 1.0)
-            made = over(ops.partial(self._from_row, gradients, sums), self.layers)
+            made = over(ops.partial(self._from_row, sums), mine, self.layers)
         others = over(ops.partial(entry, gradients), self.others)
         # without a limit, one matrix to read in place of two
         products = over(ops.partial(self._product, given if self.clip > 0 else made, made), self.part_of, self.part)
@@ -203,13 +203,12 @@ class Update(nn.Cell):
             return gradients[i]
         return made[self.made_by[i]][self.made_as[i]]
 
-    def _from_row(self, gradients, sums, i):
+    def _from_row(self, sums, mine, i):
         """The directions of layer ``i``, from the rank of this row that has its inverses."""
-        weight, bias = self.weight_at[i], self.bias_at[i]
-        of_weight = sums[self.sum_at[weight]].astype(gradients[weight].dtype)
-        if bias < 0:
+        of_weight = sums[self.sum_at[self.weight_at[i]]].astype(mine[0].dtype)
+        if len(mine) == 1:
             return (of_weight,)
-        return of_weight, sums[self.sum_at[bias]].astype(gradients[bias].dtype)
+        return of_weight, sums[self.sum_at[self.bias_at[i]]].astype(mine[1].dtype)
 
     def _product(self, given, made, i, part):
         return dot(given[i][part], made[i][part])
