@@ -3,12 +3,12 @@
     python scripts/bench_convergence.py [--task autoencoder ...] [--trials 5] [--seeds 1 2 3] [--out runs/convergence]
     python scripts/bench_convergence.py --quick             # one small task, some minutes: that it works, no result
 
-For each task: every first-order optimizer is tuned by a quasi-random search of ``--trials`` runs (seed 0), then trained
-with each seed; the best of them sets the target, the mean over seeds of its best value. The second-order ones are tuned
-by equally many runs for the time to that target, then trained with the same seeds: the same initial weights and batch
-order, and the same convolution kernels. Each run is a folder of scripts/train.py, so a benchmark that Ctrl-C or SIGTERM
-ended goes on with the same command, in the middle of a run too. ``--jobs 2`` trains two at once, each with its share of
-the cores; on two cores it gained nothing. ``--report-only`` makes table and picture of what is there.
+For each task: every optimizer is tuned for its best value by a quasi-random search of ``--trials`` runs (seed 0), then
+trained with each seed: the same initial weights, batch order and convolution kernels. They take turns, seed by seed, so
+that a slow half hour of the machine meets all of them. The best first-order one sets the target, the mean over seeds of
+its best value. Each run is a folder of scripts/train.py, so a benchmark that Ctrl-C or SIGTERM ended goes on with the
+same command, in the middle of a run too. ``--jobs 2`` trains two at once, each with its share of the cores;
+on two cores it gained nothing. ``--report-only`` makes table and picture of what is there.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class Bench:
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
         return found
 
-    def tune(self, contenders: Sequence[Contender], target: float | None) -> dict[str, dict[str, Any]]:
+    def tune(self, contenders: Sequence[Contender]) -> dict[str, dict[str, Any]]:
         """The best values of each one's quasi-random search; its trials are logged."""
         drawn = {each.name: search.trials(self.task, each, self.trials) for each in contenders}
         found = iter(self.run_all([
@@ -128,8 +128,6 @@ class Bench:
         tuned = {}
         for each in contenders:
             outcomes = [next(found) for _ in drawn[each.name]]
-            never = (float("inf"), float("inf"))
-            ranks = [never if outcome is None else results.rank(self.task, outcome, target) for outcome in outcomes]
             values = [None if outcome is None else results.best(self.task, outcome) for outcome in outcomes]
             log = [
                 {"trial": index, **trial, self.task.metric: value}
@@ -137,24 +135,21 @@ class Bench:
             ]
             path = self.folder / each.name / TRIALS
             path.write_text("".join(json.dumps(line) + "\n" for line in log))
-            tuned[each.name] = drawn[each.name][ranks.index(min(ranks))]
+            tuned[each.name] = drawn[each.name][results.first_of_best(self.task, values)]
         return tuned
 
     def all_runs(self, seeds: Sequence[int], names: Sequence[str]) -> list[Outcome]:
-        """Tune and train; the first-order optimizers first, for they set the target."""
-        outcomes: list[Outcome] = []
+        """Tune, and train all with one seed after the other."""
+        taking_part = [each for each in self.task.contenders if each.name in names]
+        if all(each.second_order for each in taking_part):  # said now, and not after hours
+            raise NoTargetError(f"{self.task.name}: a first-order optimizer has to take part, for it sets the target")
         self.pace = Pace(self.count(seeds, names), self.jobs)
-        for second_order in (False, True):
-            taking_part = [c for c in self.task.contenders if c.second_order == second_order and c.name in names]
-            target = results.target_of(self.task, outcomes)[1] if second_order and taking_part else None
-            sources = dict.fromkeys(each.tuned_as or each.name for each in taking_part)
-            tuned = self.tune([self.task.contender(name) for name in sources], target)
-            found = self.run_all([
-                (each, tuned[each.tuned_as or each.name], seed, f"seed-{seed}") for each in taking_part
-                for seed in seeds
-            ])  # fmt: skip
-            outcomes += [each for each in found if each is not None]
-        return outcomes
+        sources = dict.fromkeys(each.tuned_as or each.name for each in taking_part)
+        tuned = self.tune([self.task.contender(name) for name in sources])
+        found = self.run_all([
+            (each, tuned[each.tuned_as or each.name], seed, f"seed-{seed}") for seed in seeds for each in taking_part
+        ])  # fmt: skip
+        return [each for each in found if each is not None]
 
     def count(self, seeds: Sequence[int], names: Sequence[str]) -> int:
         """How many runs that will be, those to tune with them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -113,14 +114,11 @@ def without_compiling(line: Line) -> float:
     return float(line["seconds"] - line["compiling"])
 
 
-def rank(task: Task, outcome: Outcome, target: float | None) -> tuple[float, float]:
-    """What is tuned, less is better: with a target the seconds to it, then the best value."""
-    value = best(task, outcome)
-    cost = -value if task.higher_is_better else value
-    if target is None:
-        return 0.0, cost
-    line = first_reached(task, outcome, target)
-    return (float("inf") if line is None else without_compiling(line)), cost
+def first_of_best(task: Task, values: Sequence[float | None]) -> int:
+    """Which of a search's runs is best; None is one that broke down, and the first is taken where all did."""
+    sign = -1.0 if task.higher_is_better else 1.0
+    costs = [math.inf if value is None else sign * value for value in values]
+    return costs.index(min(costs))
 
 
 def target_of(task: Task, outcomes: Sequence[Outcome]) -> tuple[str, float]:

@@ -25,7 +25,7 @@ class Contender:
         space: What is searched.
         start: The first trial.
         tuned_as: Another contender whose tuned values it takes over: it differs in ``fixed`` only.
-        second_order: Tuned for the time to the target, and not for the value at the end of the full schedule.
+        second_order: Compared with the target that the others set.
     """
 
     name: str
@@ -116,15 +116,15 @@ _AUTOENCODER_THOR = {
 
 AUTOENCODER = Task(
     "autoencoder", "Autoencoder 784-1000-500-250-30 and back, Fashion-MNIST, batch 1000", "test_error", 10,
-    {"network": "autoencoder", "loss": "squared_error", "batch_size": 1000, "eval_every_steps": 20},
+    {"network": "autoencoder", "loss": "squared_error", "batch_size": 1000, "eval_every_steps": 10},
     (
         *_first_order({"momentum": (2e-4, 2e-3, 1e-2), "adam": (3e-4, 1e-3, 6e-3), "adafactor": (3e-3, 1e-2, 0.1)},
                       [0.0]),
         *_second_order(
             {"thor.learning_rate": (0.5, 1.5), "thor.damping": (0.3, 3.0), "thor.clip": (0.3, 3.0),
-             "thor.momentum": [0.6, 0.7], "epochs_share": [0.2, 0.3]},
+             "thor.momentum": [0.6, 0.7], "epochs_share": [0.3]},
             {"thor.learning_rate": 1.0, "thor.damping": 1.0, "thor.clip": 1.0, "thor.momentum": 0.7,
-             "epochs_share": 0.2},
+             "epochs_share": 0.3},
             _AUTOENCODER_THOR, _rules(30, 30),
         ),
     ),
