@@ -124,7 +124,7 @@ def main() -> None:
     parser.add_argument("--network", nargs="+", default=["autoencoder", "bert"], choices=NETWORKS)
     parser.add_argument("--batch", type=count, help="examples; each network has its own number")
     parser.add_argument("--steps", type=count, default=5, help="of each kind (5)")
-    parser.add_argument("--types", type=count, default=0, help="also list that many types of kernels, the longest (0)")
+    parser.add_argument("--types", type=count, help="also list that many types of kernels, the longest")
     parser.add_argument("--out", type=file_to_write)
     arguments = parser.parse_args()
     thor.device.select("CPU")

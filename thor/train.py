@@ -299,11 +299,11 @@ class TrainStep(nn.Cell):
 
     def _adding(self, variables: Any, sums: list[Parameter]) -> Callable[..., Any]:
         differentiate = ms.value_and_grad(self._forward(), None, variables)
-        adder, (_, inverse, _) = Adder(sums, self.loss_sum), self._scaling()
+        adder, (_, inverse, down) = Adder(sums, self.loss_sum), self._scaling()
 
         def add(scale, *inputs):
             loss, gradients = differentiate(scale, *inputs)
-            loss = loss * inverse(scale)
+            (loss,) = down((loss,), inverse(scale))
             return ops.depend(loss, adder(loss, gradients))
 
         return add
