@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+from mindspore import Tensor
+
 
 def settings_to_share(optimizer: Any, accumulate: int) -> dict[str, Any]:
     """Settings of a :class:`thor.THOR` by name; schedules by what they are at its step."""
@@ -18,5 +21,28 @@ def settings_to_share(optimizer: Any, accumulate: int) -> dict[str, Any]:
         "factor_interval": options.gather_interval(step),
         "damping": float(options.damping(step)),
         "loss_scale": optimizer.scale.asnumpy().tolist(),
+        "loss_scale's rule": optimizer._scale_rule,
+        "inverse": optimizer._inverter.method,
         "inner": type(optimizer.inner).__name__,
+        "learning_rate": _numbers(optimizer.inner.get_lr() if optimizer._rate is None else optimizer._rate(step)),
+        "momentum": _numbers(getattr(optimizer.inner, "momentum", None)),
     }
+
+
+def refresh_alike(optimizer: Any, layers: list[int], traces: np.ndarray) -> int:
+    """A refresh of :class:`thor.THOR` that decides alike on all ranks; bytes that this one put into messages for it.
+
+    All take rank 0's traces: of sums of the same numbers the last bit may differ between processors, which can turn a
+    decision.
+    """
+    ranks = optimizer.ranks
+    before = 0 if ranks is None else ranks.bytes
+    optimizer.refresh(layers, traces if ranks is None else ranks.of_first(traces))
+    return 0 if ranks is None else ranks.bytes - before
+
+
+def _numbers(value: Any) -> Any:
+    """Of Tensors, and of tuples of them, their numbers."""
+    if isinstance(value, (tuple, list)):
+        return [_numbers(each) for each in value]
+    return value.asnumpy().tolist() if isinstance(value, Tensor) else value

@@ -22,8 +22,8 @@ def is_finite(value: Any) -> bool:
 
 def first_bad_layer(
     net: nn.Cell, loss_fn: Callable[..., Tensor] | None, weights: Iterable[Parameter], inputs: tuple[Any, ...]
-) -> str:
-    """A sentence that names what is not finite first: an input, a weight, a layer's output, or a gradient."""
+) -> str | None:
+    """A sentence that names what is not finite first: an input, a weight, a layer's output, or a gradient; or None."""
     for index, value in enumerate(inputs):
         if not is_finite(value):
             return f"input {index} of the step is not finite"
@@ -60,7 +60,7 @@ def first_bad_layer(
 
 def _first_bad_gradient(
     net: nn.Cell, loss_fn: Callable[..., Tensor] | None, weights: list[Parameter], inputs: tuple[Any, ...]
-) -> str:
+) -> str | None:
     """The backward pass comes from the end: of the weights with a bad gradient the last one in the network's order."""
 
     def forward(*values):
@@ -69,8 +69,18 @@ def _first_bad_gradient(
     gradients = ms.grad(forward, None, weights)(*inputs)
     bad = [w.name for w, gradient in zip(weights, gradients, strict=True) if not is_finite(gradient)]
     if not bad:
-        return "loss and gradients are finite without the loss scale, which makes them overflow: start with a lower one"
+        return None
     return f"the loss is finite; on the way back the gradient of weight {bad[-1]} is the first that is not"
+
+
+def all_finite(scaled: bool, accumulated: bool, ranks: bool) -> str:
+    """What may be wrong where the last inputs give a finite loss and finite gradients."""
+    if accumulated or ranks:
+        others = " and ".join(["other micro-batches"] * accumulated + ["other ranks"] * ranks)
+        return f"what this rank's last batch gives is finite, so that it comes from {others}"
+    if scaled:
+        return "loss and gradients are finite without the loss scale, which makes them overflow: start with a lower one"
+    return "loss and gradients are finite, the directions that stale inverses make of them are not"
 
 
 def complaint(step: int, in_a_row: int, where: str) -> str:

@@ -74,6 +74,7 @@ class Ranks:
         self.rank, self.grid, self.sharing = rank, grid, sharing
         self.row = self._group("row", grid.row_ranks(grid.row_of(rank)))
         self.column = self._group("column", grid.column_ranks(self.own_column))
+        self.bytes = 0  # that this rank put into messages on the host
 
     @property
     def own_column(self) -> int:
@@ -96,7 +97,12 @@ class Ranks:
 
     def total(self, values: np.ndarray) -> np.ndarray:
         """Sum of a float32 vector over all ranks."""
+        self.bytes += 4 * values.size
         return ops.AllReduce()(Tensor(values.astype(np.float32))).asnumpy()
+
+    def of_first(self, values: np.ndarray) -> np.ndarray:
+        """Rank 0's values of a float32 vector, on every rank."""
+        return self.total(values if self.rank == 0 else np.zeros_like(values))
 
     def gathered_in_column(self, values: np.ndarray, lengths: Sequence[int]) -> list[np.ndarray]:
         """Every float32 vector of this rank's column, by row; ``lengths`` are theirs, known to all."""
@@ -113,6 +119,7 @@ class Ranks:
         longest = max(lengths)
         if not longest:
             return [values[:0] for _ in lengths]
+        self.bytes += 4 * longest
         mine = np.zeros(longest, np.float32)
         mine[: len(values)] = values
         step = self.sharing.fusion
@@ -279,7 +286,7 @@ def alone(loss, values, examples):
 def same_everywhere(ranks: Ranks, values: dict[str, Any]) -> None:
     """Raise if a rank has other settings than rank 0: their collectives would not fit each other."""
     own = np.array([zlib.crc32(repr(v).encode()) % 2**20 for v in values.values()], np.float32)
-    first = ranks.total(own if ranks.rank == 0 else np.zeros_like(own))
+    first = ranks.of_first(own)
     wrong = [name for name, one, other in zip(values, own, first, strict=True) if one != other]
     # all ranks must raise, or the others wait for this one
     if ranks.total(np.array([len(wrong)], np.float32))[0]:

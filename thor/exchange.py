@@ -1,7 +1,8 @@
 """A refresh shared out among ranks: each inverts its pieces, then all that hold a layer get its whole inverse.
 
-Three messages a refresh: a sum of what each piece found (blocks with more damping, failures, seconds), which every rank
-needs, for all make the same decisions; the inverses as packed triangles, within a column; and a last word on failures.
+Before it, all ranks take rank 0's traces, by which they decide. Three messages then: a sum of what each piece found
+(blocks with more damping, failures, seconds), which every rank needs, for all make the same decisions; the inverses as
+packed triangles, within a column; and a last word on failures.
 All ranks that hold a layer, its inverter too, take the inverse out of the message, so that theirs are the same bits.
 """
 
@@ -17,7 +18,7 @@ from thor.blocks import Cut
 from thor.distributed import Ranks
 from thor.inverter import Job
 from thor.packing import packed, packed_length, unpacked
-from thor.placement import FactorWork, Piece, Placement, place
+from thor.placement import FactorWork, Piece, Placement, block_cost, place
 
 logger = logging.getLogger("thor")
 
@@ -26,12 +27,9 @@ SKEW_WARNING = 10.0
 
 
 def placement_of(cuts: Sequence[tuple[int, Cut, Cut]], ranks: Ranks) -> Placement:
-    """Who inverts what, for layers as (copies, cut of A, cut of G); an inverse counts by its size cubed.
-
-    By that, and not by measured seconds: every rank must come to the same placement.
-    """
+    """Who inverts what, for layers as (copies, cut of A, cut of G)."""
     work = [
-        FactorWork(layer, side, copies * cut.count, float(cut.size) ** 3)
+        FactorWork(layer, side, copies * cut.count, block_cost(cut.size))
         for layer, (copies, *pair) in enumerate(cuts)
         for side, cut in zip("ag", pair, strict=True)
     ]
@@ -47,7 +45,6 @@ class PieceExchange:
         for piece in placement.pieces:
             self._pieces.setdefault(f"{names[piece.layer]}.{piece.side}", []).append(piece)
         self.seconds = np.zeros(ranks.grid.ranks, np.float32)  # of each rank's inversions at the last refresh
-        self.bytes = 0  # that this rank put into messages at the last refresh
         self.refreshes = 0  # that were shared
 
     def divide(self, jobs: list[Job]) -> None:
@@ -66,8 +63,6 @@ class PieceExchange:
         lengths = [sum(packed_length(p.last - p.first, job.factor.cut.size) for job, p in order[r]) for r in members]
         own = [packed(algebra.to_host(job.inverse)) for job, _ in order[self.ranks.rank]]
         mine = np.concatenate(own) if own else np.zeros(0, np.float32)
-        if self.ranks.column is not None:
-            self.bytes += 4 * max(lengths)
         whole = {id(job): np.empty((job.factor.copies * job.factor.cut.count, *[job.factor.cut.size] * 2), np.float32)
                  for job in held}  # fmt: skip
         for rank, flat in zip(members, self.ranks.gathered_in_column(mine, lengths), strict=True):
@@ -85,7 +80,6 @@ class PieceExchange:
         found[:count] = [job.escalated for job in jobs]
         found[count : 2 * count] = [job.failed for job in jobs]
         found[2 * count + self.ranks.rank] = seconds
-        self.bytes = found.nbytes
         found = self.ranks.total(found)
         for job, escalated, failed in zip(jobs, found[:count], found[count : 2 * count], strict=True):
             job.escalated, job.failed = int(escalated), bool(failed)
@@ -106,6 +100,5 @@ class PieceExchange:
     def settle(self, jobs: list[Job]) -> None:
         """A job that failed on one rank fails on all."""
         failed = np.array([0.0, *(job.failed for job in jobs)], np.float32)
-        self.bytes += failed.nbytes
         for job, count in zip(jobs, self.ranks.total(failed)[1:], strict=True):
             job.failed = bool(count)

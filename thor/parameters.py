@@ -7,7 +7,7 @@ from typing import Any
 
 import mindspore as ms
 import numpy as np
-from mindspore import Parameter, Tensor, nn
+from mindspore import Parameter, Tensor
 
 PREFIX = "thor."
 
@@ -35,12 +35,6 @@ def read(state: Parameter) -> int:
 def write(state: Parameter, value: Any) -> None:
     """Set a host-side state; no compiled graph reads it, so its storage may be replaced."""
     state.set_data(Tensor(np.full(state.shape, value, ms.dtype_to_nptype(state.dtype))))
-
-
-def read_by_graphs(optimizer: nn.Cell) -> list[Parameter]:
-    """The optimizer's Parameters, but for the Cell's own: those are state of the host."""
-    own = {id(state) for state in optimizer.get_parameters(expand=False)}
-    return [parameter for parameter in optimizer.get_parameters() if id(parameter) not in own]
 
 
 def addresses(parameters: Iterable[Parameter]) -> list[int]:

@@ -11,8 +11,7 @@ message a step on every layer.
 
 Within a column, each block is inverted by one rank and sent to the others. Both choices, of a column and of a rank, go
 by the longest processing time first (Graham, 1969), whose largest load is at most 4/3 - 1/(3 m) of the best one on m
-ranks. Every rank computes the placement for itself, so the costs must be the same numbers on all of them: times are to
-be measured on one and sent to the others, or ``size**3`` taken.
+ranks. Every rank computes the placement for itself, so the costs must be the same numbers on all of them.
 """
 
 from __future__ import annotations
@@ -30,12 +29,16 @@ SIDES = ("a", "g")
 PER = ("layer", "factor", "block")
 
 
+def block_cost(size: int) -> float:
+    """What inverting a block weighs: its operations. Measured seconds differ, and every rank must place alike."""
+    return float(size) ** 3
+
+
 @dataclass(frozen=True)
 class FactorWork:
     """One Kronecker factor to invert: ``blocks`` diagonal blocks (copies * count), each at ``cost``.
 
-    ``layer`` is the index of its layer, ``side`` "a" or "g". The cost is of any unit: seconds, or size**3 where nothing
-    was measured.
+    ``layer`` is the index of its layer, ``side`` "a" or "g". The cost is of any unit (:func:`block_cost`).
     """
 
     layer: int
@@ -156,39 +159,20 @@ class Placement:
     column_of: tuple[int, ...]
     pieces: tuple[Piece, ...]
 
-    def pieces_of(self, rank: int) -> tuple[Piece, ...]:
-        """What a rank inverts."""
-        self.grid.column_of(rank)  # refuses a rank that does not exist
-        return tuple(piece for piece in self.pieces if piece.rank == rank)
-
-    def holds(self, rank: int, layer: int) -> bool:
-        """Whether a rank holds a layer's inverses and preconditions its gradient."""
-        return self.grid.column_of(rank) == self.column_of[layer]
-
-    @property
-    def loads(self) -> tuple[float, ...]:
-        """Summed cost of inverting, per rank."""
-        loads = _loads(self.pieces)
-        return tuple(loads.get(rank, 0.0) for rank in range(self.grid.ranks))
-
 
 def place(
     work: Sequence[FactorWork],
     grid: Grid,
     *,
     per: str = "layer",
-    preconditioning: Sequence[float] | None = None,
 ) -> Placement:
     """Give layers to columns, then factors to the ranks of their column, longest processing time first.
 
     Args:
-        work: every factor once; a layer may lack one (an embedding's A is diagonal), or both where
-            ``preconditioning`` names it.
+        work: every factor once; a layer may lack one.
         grid: the ranks.
         per: what one rank takes whole: "layer" both factors of a layer, "factor" one factor, "block" one block, so
             that a factor may be split into runs of blocks. "block" is never worse than "factor".
-        preconditioning: cost per layer that each rank of its column pays beside the inverses (in the same unit, for
-            the same number of steps).
 
     Returns:
         The same placement on every rank: ties go to the lower layer, side, column, rank.
@@ -196,11 +180,10 @@ def place(
     if per not in PER:
         raise ValueError(f"per must be one of {', '.join(PER)}, but got {per!r}")
     factors = sorted(work, key=lambda factor: (factor.layer, factor.side))
-    layers = _count_layers(factors, preconditioning)
-    beside = [0.0] * layers if preconditioning is None else list(preconditioning)
+    costs = [0.0] * _count_layers(factors)
     for factor in factors:
-        beside[factor.layer] += factor.blocks * factor.cost / grid.workers
-    column_of = tuple(_longest_first(beside, grid.columns))
+        costs[factor.layer] += factor.blocks * factor.cost
+    column_of = tuple(_longest_first(costs, grid.columns))
     pieces: list[Piece] = []
     for column in range(grid.columns):
         own = [factor for factor in factors if column_of[factor.layer] == column]
@@ -210,21 +193,12 @@ def place(
     return Placement(grid, column_of, tuple(pieces))
 
 
-def _count_layers(factors: Sequence[FactorWork], preconditioning: Sequence[float] | None) -> int:
+def _count_layers(factors: Sequence[FactorWork]) -> int:
     """How many layers there are, after a look at what was given."""
     for one, other in zip(factors, factors[1:], strict=False):
         if (one.layer, one.side) == (other.layer, other.side):
             raise ValueError(f"work must name each factor once, but has layer {one.layer} side {one.side!r} twice")
-    layers = factors[-1].layer + 1 if factors else 0
-    if preconditioning is None:
-        return layers
-    if len(preconditioning) < layers:
-        raise ValueError(
-            f"preconditioning must have a cost for each of the {layers} layers, but has {len(preconditioning)}"
-        )
-    for layer, cost in enumerate(preconditioning):
-        number(f"preconditioning[{layer}]", cost, 0.0)
-    return len(preconditioning)
+    return factors[-1].layer + 1 if factors else 0
 
 
 def _place_column(factors: Sequence[FactorWork], ranks: Sequence[int], per: str) -> list[Piece]:

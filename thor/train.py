@@ -20,13 +20,13 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from first_order.optimizer import FirstOrder
 from thor import device
 from thor.accumulation import Adder, Clearer, Values
-from thor.agreement import settings_to_share
+from thor.agreement import refresh_alike, settings_to_share
 from thor.blocks import check_int
 from thor.compiled import over
-from thor.diagnose import complaint, first_bad_layer
+from thor.diagnose import all_finite, complaint, first_bad_layer
 from thor.distributed import Means, alone, same_everywhere
 from thor.optimizer import RECOMPILE_SHARE, THOR
-from thor.parameters import addresses, int_parameter, read, read_by_graphs, write
+from thor.parameters import addresses, int_parameter, read, write
 from thor.update import Estimate, Update, dot, scaling
 
 CURVATURE_GRAPHS = ("curvature", "add_curvature", "finish_curvature")  # built anew without layers that have stopped
@@ -79,12 +79,14 @@ class TrainStep(nn.Cell):
             ranks.copy_first(list(self.network.get_parameters()))
         self._in_graph = optimizer.active_layers
         self._compiled: dict[str, Callable[..., Any]] = {}
-        self._state = [*self.network.get_parameters(), *read_by_graphs(optimizer)]
+        # what graphs read and write
+        self._state = [*self.network.get_parameters(), *optimizer.curvature, *optimizer.inner.get_parameters()]
         self._scales: dict[float, Tensor] = {}
         self._scaled = optimizer.scaled
         self._storage: list[int] = []
         self._sums_storage: list[int] = []
         self._averaged: dict[str, int] = {}  # bytes of the means over ranks, by kind of step
+        self._sent_by_refresh = 0
         self.sums = ()
         if self.accumulate > 1:
             self._make_accumulators()
@@ -95,10 +97,10 @@ class TrainStep(nn.Cell):
 
         "plain", "curvature", and "refresh": what the last refresh sent beyond its curvature step.
         """
-        across, exchange = self._update.across, self.optimizer.exchange
+        across, ranks = self._update.across, self.optimizer.ranks
         each = 0 if across is None else across.bytes
         sent = {kind: count + each for kind, count in self._averaged.items()}
-        return sent | ({} if exchange is None else {"refresh": exchange.bytes})
+        return sent | ({} if ranks is None else {"refresh": self._sent_by_refresh})
 
     # -- the step ------------------------------------------------------------------------------------------------
 
@@ -124,6 +126,8 @@ class TrainStep(nn.Cell):
             self._storage, self._sums_storage = addresses(self._state), addresses(self.sums)
         if failed:
             where = first_bad_layer(self.network, self.loss_fn, self._weights, inputs)
+            if where is None:
+                where = all_finite(self._scaled, self.accumulate > 1, optimizer.ranks is not None)
             raise FloatingPointError(complaint(optimizer.step, read(optimizer.bad_steps), where))
         return loss
 
@@ -143,7 +147,7 @@ class TrainStep(nn.Cell):
             return loss, False
         self.optimizer.gathered(weight)
         if self.optimizer.refreshes_now:
-            self.optimizer.refresh(self._in_graph, traces.asnumpy())
+            self._sent_by_refresh = refresh_alike(self.optimizer, self._in_graph, traces.asnumpy())
         loss, finite = self._function("apply", self._build_apply)(loss, *gradients)
         return loss, bool(finite.asnumpy())
 
@@ -240,7 +244,7 @@ class TrainStep(nn.Cell):
         return [self.optimizer._captured[i] for i in self._in_graph]
 
     def _mean_over_ranks(self, kind: str, variables: Any) -> Callable[..., Any]:
-        """(loss, gradients by ``variables``) averaged over the ranks, each counting by its examples."""
+        """(loss, gradients by ``variables``) averaged over the ranks, each counting by its ``examples``."""
         ranks = self.optimizer.ranks
         if ranks is None:
             return alone
@@ -370,15 +374,17 @@ class TrainStep(nn.Cell):
         ``load_param_into_net`` and ``set_data`` replace a Parameter's storage, and a compiled function would silently
         go on with the old one (measured with MindSpore 2.10).
         """
-        if self._storage and self._storage != addresses(self._state):
+        moved = bool(self._storage) and self._storage != addresses(self._state)
+        if moved:
             self._compiled.clear()
-            self._storage, self._scaled = [], self.optimizer.scaled
+            self._storage = []
             # what MindSpore knows the compiled construct of an nn.Optimizer by, where the step itself is not compiled
             object.__setattr__(self.optimizer.inner, "_create_time", time.time_ns())
-            self._in_graph = self.optimizer.active_layers  # of the loaded state: some may have been dropped since
-            if self.accumulate > 1 and self._sums_storage == addresses(self.sums):
-                write(self.micro_step, 0)  # the sums are of a step that is no more
-                self._function("clear", self._build_clear)()
+        if not self._compiled:  # as the loaded state has it, before the first step too
+            self._scaled, self._in_graph = self.optimizer.scaled, self.optimizer.active_layers
+        if moved and self.accumulate > 1 and self._sums_storage == addresses(self.sums):
+            write(self.micro_step, 0)  # the sums are of a step that is no more
+            self._function("clear", self._build_clear)()
 
     def _drop_stopped_layers(self) -> None:
         """Rebuild the curvature functions without stopped layers, once enough of their cost has stopped."""

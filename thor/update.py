@@ -114,7 +114,9 @@ class Update(nn.Cell):
         self.decays = decays
         self.decay_at = tuple(i for i in self.indices if self.decays[i])
         # matrices in one piece, unless weight and bias go their own ways: to other ranks, or at rates of their own
-        self.by_weight = self.across is not None or (self.clip > 0 and inner.is_group_lr)
+        # or to float16, where a direction may overflow that did not in float32
+        halves = any(layer.weight.dtype == ms.float16 for layer in layers)
+        self.by_weight = self.across is not None or halves or (self.clip > 0 and inner.is_group_lr)
         parts = [(i, 0) for i in self.layers]
         parts += [(i, 1) for i in self.layers if self.bias_at[i] >= 0 and (self.by_weight or i in apart)]
         self.part_of, self.part = tuple(i for i, _ in parts), tuple(part for _, part in parts)

@@ -4,18 +4,20 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from mindspore import nn
 
 import thor
-from tests.networks import Mlp, make
-from thor.agreement import settings_to_share
-from thor.distributed import same_everywhere
+from tests.networks import Mlp, batch, make
+from thor.agreement import refresh_alike, settings_to_share
+from thor.distributed import Ranks, same_everywhere
+from thor.refresh import Decision
 
 
-class Told:
+class Told(Ranks):
     """A rank, and what sums over all ranks answer: given rank 0's message first, then its own count."""
 
     def __init__(self, rank, answers=()):
-        self.rank, self.answers, self.sent = rank, list(answers), []
+        self.rank, self.answers, self.sent, self.bytes = rank, list(answers), [], 0
 
     def total(self, values):
         self.sent.append(values)
@@ -43,9 +45,24 @@ def test_a_rank_with_another_setting_is_refused_by_its_name():
 @pytest.mark.parametrize(
     "options",
     [{"interval": 7}, {"interval": lambda step: 7}, {"damping": 0.2}, {"factor_interval": 3}, {"loss_scale": 8.0},
-     {"weight_decay": 0.1}, {"block_size": 2}],
-    ids=["interval", "interval's rule", "damping", "factor_interval", "loss_scale", "weight_decay", "block_size"],
+     {"weight_decay": 0.1}, {"block_size": 2}, {"lr": 0.1}, {"lr": thor.PolynomialRate(0.05, 4.0, 53, 156)},
+     {"lr": [0.2, 0.1]}, {"lr": nn.CosineDecayLR(0.0, 0.1, 9)}, {"momentum": 0.8}, {"inverse": "newton-schulz"},
+     {"loss_scale": thor.DynamicLossScale(initial=1.0, window=500)}],
+    ids=["interval", "interval's rule", "damping", "factor_interval", "loss_scale", "weight_decay", "block_size",
+         "rate", "rate's rule", "rates", "rate's Cell", "momentum", "inverse", "loss_scale's rule"],
 )  # fmt: skip
 def test_what_decides_messages_or_weights_is_among_them(options):
     mine, theirs = settings_of(), settings_of(**options)
     assert any(repr(mine[name]) != repr(theirs[name]) for name in mine)
+
+
+def test_all_ranks_decide_by_the_first_ones_traces():
+    """A trace that one processor rounds to the other side of the threshold turns no decision."""
+    net = Mlp()
+    optimizer, step = make(net, refresh=thor.TraceRule(update=0.1, stop=0.0))
+    step(*batch())
+    adopted = optimizer.traces.asnumpy()
+    optimizer.ranks = Told(1, [2 * adopted])
+    assert refresh_alike(optimizer, [0, 1], adopted) == 0, "the answers were told, nothing was sent"
+    assert [record.decision for record in optimizer.history[-2:]] == [Decision.UPDATE] * 2
+    np.testing.assert_array_equal(optimizer.ranks.sent[0], np.zeros(4))

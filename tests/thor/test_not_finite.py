@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from mindspore import Tensor, nn
 
-from tests.networks import Mlp, batch, make, values
+from tests.networks import Mlp, batch, make, squared_error, values
 
 
 def test_a_non_finite_step_is_skipped_whole_counted_and_reported(caplog):
@@ -95,6 +95,36 @@ def test_the_error_names_a_loss_scale_that_overflows():
     _, step = make(Mlp(), max_bad_steps=1, loss_scale=3e38)
     with pytest.raises(FloatingPointError, match="finite without the loss scale, .*: start with a lower one"):
         step(*batch())
+
+
+@pytest.mark.parametrize("scale", [1.0, 8.0])
+def test_of_an_accumulated_step_the_error_blames_no_batch_that_is_fine(scale):
+    _, step = make(Mlp(), accumulate=2, max_bad_steps=1, loss_scale=scale)
+    x, y = batch()
+    step(x * np.nan, y)
+    with pytest.raises(FloatingPointError, match="what this rank's last batch gives is finite.* other micro-batches"):
+        step(x, y)
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_a_direction_that_overflows_its_weights_half_precision_moves_nothing(jit):
+    """Float32 holds the direction of a gradient that stale inverses know nothing of; the weight's type does not."""
+    net = Mlp()
+    for parameter in net.trainable_params():
+        parameter.set_dtype(ms.float16)
+    optimizer, step = make(net, damping=1e-6, interval=100, max_bad_steps=1, jit=jit, loss_fn=in_float32)
+    x, y = batch()
+    x[:, 1:] = 0
+    x, y = x.astype(ms.float16), y.astype(ms.float16)
+    step(x * 0.001, y)
+    before = values(net)
+    with pytest.raises(FloatingPointError, match="the directions that stale inverses make of them are not"):
+        step(x[:, [1, 0, 2, 3, 4]] * 8, y)
+    assert optimizer.step == 1 and all(np.array_equal(value, before[name]) for name, value in values(net).items())
+
+
+def in_float32(output, target):
+    return squared_error(output.astype(ms.float32), target.astype(ms.float32))
 
 
 def test_a_factor_that_is_not_positive_definite_gets_more_damping_and_is_reported(caplog):

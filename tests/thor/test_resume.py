@@ -182,3 +182,33 @@ def test_loading_into_a_running_step_drops_a_half_accumulated_one(tmp_path):
             ms.load_param_into_net(cell, ms.load_checkpoint(path))
     assert run(step, 10, 16, batch) == run(fresh_step, 10, 16, batch)
     assert_equal(optimizer, fresh)
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_curvature_alone_loaded_into_a_running_step_takes_effect(jit, tmp_path):
+    """Without the momenta, whose new storage would tell too: graphs must not go on with the old inverses."""
+    net, optimizer, step = pair(jit=jit)(0)
+    run(step, 0, 6, batch)
+    ms.save_checkpoint(optimizer, str(tmp_path / "o.ckpt"))
+    saved = {n: p for n, p in ms.load_checkpoint(str(tmp_path / "o.ckpt")).items() if n.startswith("thor.")}
+    other_net, other, other_step = pair(jit=jit)(1)
+    run(other_step, 3, 6, batch)
+    weights, moments = values(net), {p.name: p for p in optimizer.inner.get_parameters()}
+    ms.load_param_into_net(other, saved)
+    for target in (*other_net.get_parameters(), *other.inner.get_parameters()):  # in place: as if they were equal
+        value = weights[target.name] if target.name in weights else moments[target.name].asnumpy()
+        ms.ops.assign(target, ms.Tensor(value))
+    assert run(step, 6, 12, batch) == run(other_step, 6, 12, batch)
+    assert_equal(net, other_net)
+    assert_equal(optimizer, other)
+
+
+def test_a_loss_scale_that_is_loaded_before_the_first_step_is_applied(tmp_path):
+    net, optimizer, step = pair(loss_scale=1024.0)(0)
+    run(step, 0, 1, batch)
+    ms.save_checkpoint(optimizer, str(tmp_path / "o.ckpt"))
+    _, fresh, fresh_step = pair()(0)
+    ms.load_param_into_net(fresh, ms.load_checkpoint(str(tmp_path / "o.ckpt")))
+    assert fresh.scaled and fresh_step._scale() is None
+    run(fresh_step, 1, 2, batch)
+    assert fresh_step._scale().asnumpy() == 1024.0

@@ -135,13 +135,9 @@ def simulate(
     """Every strategy on ``devices``, after the naive one, in which each rank inverts everything and sends nothing."""
     grids = strategies(devices, fractions)
     found = [_naive(loads, settings, network, grids["all"])]
-    seconds = _preconditioning(loads, settings)
+    work = [factor.work for load in loads for factor in load.factors]
     for name, grid in grids.items():
-        # A placement weighs what happens between two refreshes: one of the inverses, many of the gradients.
-        between = [settings.interval * each for each in seconds]
-        work = [factor.work for load in loads for factor in load.factors]
-        placement = place(work, grid, per=settings.per, preconditioning=between)
-        found.append(_estimate(name, loads, settings, network, placement))
+        found.append(_estimate(name, loads, settings, network, place(work, grid, per=settings.per)))
     return found
 
 
@@ -176,7 +172,7 @@ def _naive(loads: Sequence[LayerLoad], settings: Settings, network: Network, gri
         **_common(loads, settings, network, grid.ranks),
         precondition=sum(_preconditioning(loads, settings)),
         spread_gradients=0.0,
-        invert=sum(factor.work.blocks * factor.work.cost for load in loads for factor in load.factors),
+        invert=sum(factor.seconds for load in loads for factor in load.factors),
         exchange_inverses=0.0,
     )
     memory = sum(load.estimate_bytes + load.inverse_bytes for load in loads)
@@ -196,10 +192,11 @@ def _estimate(
         seconds[column] += own
         gradients[column] += load.gradient_bytes
         inverses[column] += load.inverse_bytes
-    inverted = [0.0] * grid.ranks
+    inverting, inverted = ([0.0] * grid.ranks for _ in range(2))  # seconds and bytes
     for piece in placement.pieces:
-        factor = loads[piece.layer].factors["ag".index(piece.side)]
-        inverted[piece.rank] += factor.piece_bytes(piece.last - piece.first)
+        factor, blocks = loads[piece.layer].factors["ag".index(piece.side)], piece.last - piece.first
+        inverting[piece.rank] += blocks * factor.block_seconds
+        inverted[piece.rank] += factor.piece_bytes(blocks)
     # As thor does it: directions are summed, with zeros where others' stand; inverses gathered, padded to the longest.
     rows = (grid.row_ranks(row) for row in range(grid.workers))
     columns = (grid.column_ranks(column) for column in range(grid.columns))
@@ -208,7 +205,7 @@ def _estimate(
         **_common(loads, settings, network, grid.ranks),
         precondition=max(seconds),
         spread_gradients=max(network.seconds("all_reduce", row, sum(gradients)) for row in rows),
-        invert=max(placement.loads),
+        invert=max(inverting),
         exchange_inverses=max(network.seconds("all_gather", column, size) for column, size in gathered),
     )
     memory = sum(load.estimate_bytes for load in loads) + int(max(inverses))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from thor.blocks import BlockPlan, Cut, numbers_in
-from thor.placement import FactorWork
+from thor.packing import packed_length
+from thor.placement import FactorWork, block_cost
 from thor.profile.layer_plan import block_seconds
 from thor.profile.records import FactorMeasure, Profile
 
@@ -14,16 +15,23 @@ _FLOAT = 4  # bytes: factors, inverses and gradients are float32
 
 @dataclass(frozen=True)
 class FactorLoad:
-    """One factor: its inversion, and the bytes of its estimate, of what is averaged of it, and of its inverse."""
+    """One factor: its blocks, and bytes of its estimate, of what is averaged of it, and of its inverse."""
 
     work: FactorWork
+    size: int
+    block_seconds: float
     estimate_bytes: int
     averaged_bytes: int
     inverse_bytes: int
 
-    def piece_bytes(self, blocks: int) -> float:
-        """Of the inverse, for some of its blocks; what stands beside the blocks is shared among them evenly."""
-        return self.inverse_bytes * blocks / self.work.blocks
+    @property
+    def seconds(self) -> float:
+        """Of inverting all blocks."""
+        return self.work.blocks * self.block_seconds
+
+    def piece_bytes(self, blocks: int) -> int:
+        """In a message, of the inverses of some blocks: triangles; what stands beside them every rank makes itself."""
+        return _FLOAT * packed_length(blocks, self.size)
 
 
 @dataclass(frozen=True)
@@ -64,13 +72,16 @@ def _rows_met(cut: Cut) -> int:
 
 
 def _factor(profile: Profile, layer: int, factor: FactorMeasure, cut: Cut) -> FactorLoad:
-    """Bytes as :func:`thor.profile.timing.state_bytes` counts them."""
+    """Bytes held as :func:`thor.profile.timing.state_bytes` counts them; blocks travel as triangles."""
     blocks = factor.copies * cut.count
-    work = FactorWork(layer, factor.side, blocks, block_seconds(profile, cut.size))
+    work = FactorWork(layer, factor.side, blocks, block_cost(cut.size))
     estimate = cut.estimate_shapes(factor.copies)
+    beside = numbers_in(estimate[1:2]) if cut.rank else 0
     return FactorLoad(
         work,
+        cut.size,
+        block_seconds(profile, cut.size),
         estimate_bytes=_FLOAT * numbers_in(estimate),
-        averaged_bytes=_FLOAT * numbers_in(estimate[: 2 if cut.rank else 1]),
+        averaged_bytes=_FLOAT * (packed_length(blocks, cut.size) + beside),
         inverse_bytes=_FLOAT * numbers_in(cut.cache_shapes(factor.copies)),
     )

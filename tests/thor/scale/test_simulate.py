@@ -44,10 +44,11 @@ def test_a_layers_load_by_hand():
     a, g = load.factors
     assert (a.work.layer, a.work.side, a.work.blocks) == (1, "a", 2 * 3)
     assert (g.work.layer, g.work.side, g.work.blocks) == (1, "g", 2)
-    assert a.averaged_bytes == 4 * 6 * 13**2
+    assert a.averaged_bytes == 4 * 6 * 13 * 14 // 2, "triangles"
     assert load.gradient_bytes == 4 * 2 * 37 * 8
     assert load.operations == 2 * (2 * 37 * 8) * (13 + 8)
-    assert a.piece_bytes(2) + a.piece_bytes(4) == a.inverse_bytes
+    assert a.piece_bytes(2) + a.piece_bytes(4) == a.piece_bytes(6) == a.averaged_bytes
+    assert a.inverse_bytes >= 4 * 6 * 13**2 > a.piece_bytes(6)
 
 
 @given(st.sampled_from([1, 2, 4, 8, 16]), st.integers(1, 60), st.integers(1, 60))
@@ -96,9 +97,9 @@ def test_with_a_free_network_sharing_never_loses(devices):
 
 def test_inverting_is_shared_down_to_one_block():
     """On more ranks than blocks, one block sets the time; per layer, a layer."""
-    costs = [factor.work for load in loads() for factor in load.factors]
-    assert run(64)["all"].parts.invert == pytest.approx(max(work.cost for work in costs))
-    whole = [sum(f.work.blocks * f.work.cost for f in load.factors) for load in loads()]
+    seconds = [factor.block_seconds for load in loads() for factor in load.factors]
+    assert run(64)["all"].parts.invert == pytest.approx(max(seconds))
+    whole = [sum(factor.seconds for factor in load.factors) for load in loads()]
     assert run(64, per="layer")["all"].parts.invert == pytest.approx(max(whole))
 
 
