@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mindspore import Parameter, nn
@@ -106,8 +107,8 @@ def find(net: nn.Cell, skip: Iterable[str] = (), norms: bool = False) -> tuple[l
 
     ``skip`` holds regular expressions; one that matches a layer's name leaves it out. Cells that share one weight are
     one target, named after the first; a weight that is used by a Cell which is left out is left out whole, for its
-    gradient comes from uses of which the factors would know nothing. ``norms`` tells whether normalisation layers are
-    captured.
+    gradient comes from uses of which the factors would know nothing; so is a bias that another Cell has too, and the
+    weight beside it is captured alone. ``norms`` tells whether normalisation layers are captured.
     """
     patterns = [re.compile(pattern) for pattern in skip]
     groups: dict[int, list[tuple[str, nn.Cell]]] = {}
@@ -134,6 +135,14 @@ def find(net: nn.Cell, skip: Iterable[str] = (), norms: bool = False) -> tuple[l
         found, others = _targets_of(members)
         targets += found
         left_out += others
+    users: dict[int, set[int]] = {}  # of each Parameter
+    for _, cell in net.cells_and_names():
+        for parameter in cell._params.values():
+            users.setdefault(id(parameter), set()).add(id(cell))
+    for index, target in enumerate(targets):
+        if target.bias is not None and users[id(target.bias)] != {id(cell) for cell in target.cells}:
+            targets[index] = replace(target, bias=None, a_dim=target.a_dim - 1)
+            left_out.append(LeftOut(f"{target.name}.bias", type(target.cells[0]).__name__, "bias of other layers too"))
     return targets, left_out
 
 
@@ -294,13 +303,26 @@ def tapped_cells(net: nn.Cell) -> Iterator[tuple[str, nn.Cell]]:
             yield name, cell
 
 
+@contextmanager
+def left_as_found(net: nn.Cell) -> Iterator[None]:
+    """What is captured within is released at the end, and layers that ran as patches before do so again."""
+    patched = convolution.patched(net)
+    try:
+        yield
+    finally:
+        detach(net)
+        convolution.make_patched(patched)
+
+
 def detach(net: nn.Cell) -> int:
-    """Leave the network as it was before THOR; returns the number of layers restored."""
+    """Leave the network as it was before THOR and its fast convolutions; returns the number of layers restored."""
     cells = [cell for _, cell in tapped_cells(net)]
+    restored = len({id(cell) for cell in (*cells, *convolution.patched(net))})
     for cell in cells:
         cell.__class__ = cell.thor_original
         keep = ("thor_geometry",) if type(cell) is convolution.PatchConv2d else ()
         for name in _ATTRIBUTES:
             if name in vars(cell) and name not in keep:
                 object.__delattr__(cell, name)
-    return len(cells) + convolution.restore(net)
+    convolution.restore(net)
+    return restored

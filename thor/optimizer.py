@@ -161,14 +161,13 @@ class THOR(nn.Cell):
     def profile_blocks(self, loss_fn: Any, inputs: tuple[Any, ...]) -> None:
         """Choose the block size on a first batch (``block_size="auto"``), and begin anew with the chosen plan."""
         assert self._profile_path is not None
-        patched = convolution.patched(self._net)
-        capture.detach(self._net)
-        names = {layer.name for layer in self._captured}
-        others = [f"^{re.escape(t.name)}$" for t in capture.find(self._net)[0] if t.name not in names]
-        profile = auto.profile_for_training(
-            self._net, loss_fn, inputs, self._profile_path, others, self._inverter.method
-        )
-        convolution.make_patched(patched)
+        with capture.left_as_found(self._net):
+            capture.detach(self._net)
+            names = {layer.name for layer in self._captured}
+            others = [f"^{re.escape(t.name)}$" for t in capture.find(self._net)[0] if t.name not in names]
+            profile = auto.profile_for_training(
+                self._net, loss_fn, inputs, self._profile_path, others, self._inverter.method
+            )
         self._take_profile(profile)
         scale = float(self.scale.asnumpy()[0])
         self._params.clear()  # the stand-in plan's state: the new one stands in its own order

@@ -5,7 +5,7 @@ from mindspore import Parameter, Tensor, nn
 
 import thor
 from tests import reference
-from tests.networks import Mixed, Mlp, batch, fill, images, make, squared_error, values
+from tests.networks import Mixed, Mlp, batch, fill, gradients, images, make, squared_error, values
 from thor import capture
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
@@ -52,6 +52,28 @@ def names(optimizer):
 
 def reasons(optimizer):
     return {item.name: item.reason for item in optimizer.left_out}
+
+
+def with_one_bias():
+    """Two dense layers of their own weights, one bias."""
+    first, second = nn.Dense(4, 4), nn.Dense(4, 4)
+    second.bias = first.bias
+    return Chain(first, second)
+
+
+@pytest.mark.parametrize("skip", [(), ("1$",)], ids=["both", "one skipped"])
+def test_a_bias_that_another_layer_has_too_takes_the_plain_gradient(skip):
+    """Its gradient is the sum over both: beside one layer's weight it would turn that layer's direction."""
+    net = with_one_bias()
+    x, y = batch(inputs=4, outputs=4)
+    plain = gradients(net, squared_error, x, y)
+    before = values(net)
+    optimizer, step = make(net, lr=0.1, skip=skip)
+    assert [record.a_dim for record in optimizer.layers] == [4] * (2 - len(skip))
+    assert reasons(optimizer)["cells_in_order.0.bias"] == "bias of other layers too"
+    step(x, y)
+    bias = net.cells_in_order[0].bias
+    np.testing.assert_allclose(bias.asnumpy(), before[bias.name] - 0.1 * plain[bias.name], rtol=1e-5, atol=1e-7)
 
 
 def test_layers_of_one_form_share_their_taps_and_keep_their_own_factors():

@@ -205,7 +205,7 @@ def test_a_network_made_fast_first_is_captured_and_detached_to_its_beginning(mon
     optimizer = thor.THOR(net, 0.1, 0.1)
     assert [r.name for r in optimizer.layers] == ["0"]
     np.testing.assert_allclose(net(x).asnumpy(), native, rtol=1e-4, atol=1e-5)
-    thor.detach(net)
+    assert thor.detach(net) == 1
     assert type(net[0]) is nn.Conv2d
     np.testing.assert_array_equal(net(x).asnumpy(), native)
 

@@ -14,7 +14,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn
 
-from thor import capture, convolution, device
+from thor import capture, device
 from thor.blocks import Cut
 from thor.profile.timing import FactorShape, shapes_of_layer
 
@@ -113,8 +113,7 @@ def gather(
     targets: Sequence[capture.Target], on_batch: Callable[[], None] = lambda: None,
 ) -> list[LayerStatistics]:  # fmt: skip
     """Statistics of ``targets``, averaged over ``batches()``. The network is left as it was, but for its buffers."""
-    patched = convolution.patched(net)
-    try:
+    with capture.left_as_found(net):
         device.fast_convolutions(net)
         slots = [_Slots(target) for target in targets]
         weights = [target.weight for target in targets] + [t.bias for t in targets if t.bias is not None]
@@ -139,9 +138,6 @@ def gather(
                     total += value.asnumpy()
             count += 1
             on_batch()
-    finally:
-        capture.detach(net)
-        convolution.make_patched(patched)  # as the caller gave it
     if not count:
         raise ValueError("there was no batch to profile with")
     for total in sums:

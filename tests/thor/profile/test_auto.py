@@ -5,12 +5,13 @@ import json
 import mindspore as ms
 import numpy as np
 import pytest
+from mindspore import nn
 
 import thor
 from tests.networks import Mixed, Mlp, batch, images, make, values
 from tests.profiles import profile as plain_profile
 from tests.profiles import timing
-from thor import BlockPlan
+from thor import BlockPlan, convolution
 from thor.profile import auto
 from thor.profile.records import Profile, ProfileError
 
@@ -184,14 +185,18 @@ def test_convolutions_skipped_layers_and_modes_stay_as_they_were(path, measured,
 def test_a_failed_profile_leaves_a_step_that_can_be_taken_again(measured):
     """A first batch whose loss is not finite: the error says so, and the next batch chooses."""
     net = Mlp(SIZES)
-    optimizer, step = make(net, block_size="auto")
+    net.unused = nn.Conv2d(2, 2, 3)  # skipped, and run as patches by the user's wish
+    convolution.use_patches(net)
+    optimizer, step = make(net, block_size="auto", skip=["unused"])
     x, y = batch(inputs=SIZES[0])
     before = values(net)
     with pytest.raises(FloatingPointError, match="loss of batch 0 is (nan|inf): nothing can be profiled"):
         step(x * np.inf, y)
     assert all(np.array_equal(value, before[name]) for name, value in values(net).items())
+    assert type(net.unused) is convolution.PatchConv2d
     step(x, y)
     assert optimizer.step == 1 and optimizer.options.plan.block_size == 16
+    assert type(net.unused) is convolution.PatchConv2d
 
 
 def test_a_checkpoint_is_not_loaded_before_the_size_is_chosen_and_resumes_once_it_is(measured, cache, tmp_path):
