@@ -270,7 +270,8 @@ class Adafactor(HookedOptimizer, FirstOrder):
         twice = [p.name for p in split.members if id(p) in known]
         if twice:
             raise ValueError(f"param_group: {twice[0]} is in another group of this optimizer already")
-        Adafactor([param_group], self._lr)  # raises for what is wrong in it while this optimizer is still whole
+        # raises for what is wrong in it while this optimizer is still whole
+        Adafactor([split.base | split.options], self._lr)
         self.regroup([*(group.base() for group in self.param_groups), split.base], self._lr)
         for group in self.param_groups:
             index = next(i for i, p in enumerate(self.parameters) if p is group["params"][0])

@@ -99,6 +99,11 @@ def with_rate(split: GroupSplit, default: Any) -> GroupSplit:
     return replace(split, base=split.base | {"lr": default})
 
 
+def rate_on_host(value: Any) -> float:
+    """A checked learning rate."""
+    return checks.at_least_0("lr", checks.scalar_on_host("lr", value))
+
+
 class ParamGroup(MutableMapping):
     """``params``, ``lr`` and the options of one group.
 
@@ -180,5 +185,5 @@ class ParamGroup(MutableMapping):
     def _write_rate(self, value: Any) -> None:
         if self.scheduled:
             raise ValueError(f"lr follows a schedule and cannot be set, but got {value!r}: make a new optimizer")
-        self._given = checks.at_least_0("lr", checks.scalar_on_host("lr", value))
+        self._given = rate_on_host(value)
         ops.assign(self._rate, Tensor(self._given, self._rate.dtype))

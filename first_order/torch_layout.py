@@ -10,7 +10,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, ops
 
 from first_order.factored import state_shapes
-from first_order.param_groups import read_options
+from first_order.param_groups import rate_on_host, read_options
 
 #: PyTorch's names of the factors.
 NAMES = {"row": "row_var", "col": "col_var", "variance": "variance"}
@@ -62,13 +62,14 @@ def read(optimizer: Any, state_dict: Any) -> None:
     if sizes != found:
         raise ValueError(f"state_dict has groups of {found} parameters, but the optimizer has groups of {sizes}")
     options = [read_options(**{key: group[key] for key in OPTIONS if key in group}) for group in groups]
+    rates = [rate_on_host(_array(group["lr"]).item()) if "lr" in group else None for group in groups]
     arrays = _merged(optimizer, state_dict["state"], groups, members)
-    for group, new, given in zip(optimizer.param_groups, options, groups, strict=True):
+    for group, new, rate in zip(optimizer.param_groups, options, rates, strict=True):
         new.pop("foreach", None)  # how this optimizer stacks its state is its own
         for key, value in new.items():
             group[key] = value
-        if "lr" in given and not group.scheduled:
-            group["lr"] = _array(given["lr"]).item()
+        if rate is not None and not group.scheduled:
+            group["lr"] = rate
     for parameter, value in arrays:
         ops.assign(parameter, Tensor(value, parameter.dtype))
     last = max(int(steps.asnumpy().max()) for steps in optimizer.steps)

@@ -193,7 +193,7 @@ def test_groups_without_a_rate_share_a_schedule_and_a_function():
     x = make_parameters(arrays(0, [(3, 4), (5,), (2,)]))
     for rate in ([0.1, 0.2], lambda: 0.1):
         optimizer = Adafactor(one_each(x[:2]), lr=rate)
-        optimizer.add_param_group({"params": x[2:]})
+        optimizer.add_param_group({"params": iter(x[2:])})  # which can be read once
         assert not optimizer.is_group_lr
         optimizer(tensors(arrays(1, [(3, 4), (5,), (2,)])))
 
@@ -375,6 +375,10 @@ def test_errors_of_groups_state_and_updates():
         Adafactor(p, [0.1, 0.2]).param_groups[0]["lr"] = 0.1
     with pytest.raises(ValueError, match=r"groups of \[1\] parameters, but the optimizer has groups of \[2\]"):
         optimizer.load_state_dict({"state": {}, "param_groups": [{"params": [0]}]})
+    bad_rate = {"params": [0, 1], "weight_decay": 0.5, "lr": -1.0}
+    with pytest.raises(ValueError, match="lr must be finite and at least 0, but got -1.0"):
+        optimizer.load_state_dict({"state": {}, "param_groups": [bad_rate]})
+    assert optimizer.param_groups[0]["weight_decay"] == 0.0, "nothing of it is loaded"
     with pytest.raises(ValueError, match=r"state of parameter 0 \(w0\) must have step, row_var, col_var, but has step"):
         optimizer.load_state_dict({"state": {0: {"step": 1.0}}, "param_groups": [{"params": [0, 1]}]})
     with pytest.raises(ValueError, match="must be a dictionary with row and col, .* but got .'variance'"):
