@@ -31,7 +31,10 @@ TABLES = {
 
 
 class Recorder:
-    """Appends lines to a run's files; each has `kind`: step, eval, epoch, refresh or ranks."""
+    """Appends lines to a run's files; each has `kind`: step, eval, epoch, refresh or ranks.
+
+    All count their `step` as the run does, batches from 1: so a resumed run can tell which lines it will write again.
+    """
 
     def __init__(self, folder: Path, resume_at: int | None = None, board: Any = None) -> None:
         """Start new files, or go on behind the lines of step `resume_at`; `board` is that of `open_board`."""
@@ -58,9 +61,9 @@ class Recorder:
         """An epoch: step, epoch, train_loss, test_loss, test_accuracy or test_error, seconds, compiling."""
         self._write({"kind": "epoch", **values})
 
-    def refresh(self, record: Any) -> None:
-        """A refresh decision of thor.THOR's history."""
-        values = {"step": int(record.step), "layer": record.layer, "trace": float(record.trace)}
+    def refresh(self, step: int, record: Any) -> None:
+        """A refresh decision of thor.THOR's history, made in a step; the record's own step counts updates before it."""
+        values = {"step": step, "layer": record.layer, "trace": float(record.trace)}
         change = None if record.change is None else float(record.change)
         self._write({"kind": "refresh", **values, "change": change, "decision": record.decision.name})
 

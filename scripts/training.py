@@ -253,7 +253,7 @@ def _record(run: Run, recorder: Recorder, loss: float, seconds: float, decided: 
         )
     history = run.stepper.history()
     for decision in history[decided:]:
-        recorder.refresh(decision)
+        recorder.refresh(position.step, decision)
     of_ranks = run.stepper.inverse_seconds()
     if of_ranks and len(history) > decided:
         recorder.ranks(position.step, of_ranks)

@@ -258,6 +258,7 @@ def test_tables_tensorboard_and_summary_of_a_run(tmp_path):
         assert [row["decision"] for row in csv.DictReader(file)] == [
             x["decision"] for x in lines if x["kind"] == "refresh"
         ]
+    assert {x["step"] for x in lines if x["kind"] == "refresh"} == {1, 5, 9}, "after 0, 4 and 8 updates"
     (events,) = (run.folder / "tensorboard").iterdir()
     assert b"trace/encoder.0" in events.read_bytes()
     summary = json.loads((run.folder / "summary.json").read_text())
