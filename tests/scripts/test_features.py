@@ -133,7 +133,7 @@ def test_adam_may_move_the_weights(tmp_path):
 
 
 def test_thor_with_adam_inside_takes_its_groups_and_schedule(tmp_path):
-    settings = tiny_settings(tmp_path, "thor", decay_all=False, thor={"inner": "adam", "weight_decay": 0.1})
+    settings = tiny_settings(tmp_path, "thor", decay_all=False, thor={"inner": "adam", "weight_decay": 0.1}, adam={})
     stepper = build_stepper(settings, build_network(settings), nn.MSELoss(), 10)
     inner = stepper.optimizer.inner
     assert isinstance(inner, first_order.Adam) and inner.dynamic_lr
@@ -145,8 +145,8 @@ def test_thor_with_adam_inside_takes_its_groups_and_schedule(tmp_path):
 
 def test_resume_with_adam_inside_is_exact(tmp_path, monkeypatch):
     thor = {"inner": "adam", "damping": 0.1, "interval": 4, "factor_interval": 2}
-    undisturbed = train(tiny_settings(tmp_path, "thor", "undisturbed", thor=thor), console=quiet())
-    settings = tiny_settings(tmp_path, "thor", "disturbed", thor=thor)
+    undisturbed = train(tiny_settings(tmp_path, "thor", "undisturbed", thor=thor, adam={}), console=quiet())
+    settings = tiny_settings(tmp_path, "thor", "disturbed", thor=thor, adam={})
     with monkeypatch.context() as patch:
         interrupt_at(7, patch)
         assert not train(settings, console=quiet()).finished
@@ -225,6 +225,13 @@ def test_mixed_precision_trains_with_a_dynamic_loss_scale(tmp_path, level, optim
         ({"thor": {"inner": "sgd"}}, "thor.inner = 'sgd': must be 'momentum' or 'adam'"),
         ({"thor": {"inner": "adam", "momentum": 0.8}}, "thor: momentum belongs to inner = momentum; with inner = adam"),
         ({"thor": {"inner": "adam", "clip": 0.1}}, "thor: clip bounds learning rate x direction, which is no step of"),
+        (
+            {"thor": {"inner": "adam"}, "adam": {"learning_rate": 0.01}},
+            "adam.learning_rate means nothing with thor.inner = adam; set thor.learning_rate",
+        ),
+        ({"thor": {"inner": "adam"}, "adam": {"schedule": "linear"}}, "adam.schedule means nothing with thor.inner"),
+        ({"thor": {"inner": "adam"}, "adam": {"weight_decay": 1e-4}}, "adam.weight_decay means nothing with thor"),
+        ({"thor": {"rank": 8}}, "thor: rank belongs to split = block+rank, and split is block+mean; leave it out"),
         (
             {"label_smoothing": 0.1, "loss": "squared_error"},
             "label_smoothing belongs to loss = cross_entropy, and loss is squared_error; leave it out",
