@@ -296,7 +296,8 @@ class TrainSettings(Settings):
         optimizer: Which optimizer, and which section below is used.
         amp: Mixed precision as mindspore.amp has it: O0 none, O2 float16 but for normalisation, O3 all of it.
         loss_scale: Factor on the loss while gradients are computed, against underflow: fixed, or `dynamic`.
-        decay_all: Weight decay acts on biases and normalisation too; false leaves out all weights of one dimension.
+        decay_all: Weight decay acts on all weights, biases too, but those with beta or gamma in their names, as
+            MindSpore calls normalisation's (adafactor: on these too); false leaves out all weights of one dimension.
         clip_norm: Bound on the norm of all gradients together (first-order optimizers; THOR has thor.clip).
         ema: Share of the past in a running average of the weights, which is then what is evaluated; 0 for none.
         device: Where to train; `auto` takes an Ascend or a GPU where there is one.

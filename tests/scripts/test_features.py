@@ -90,6 +90,34 @@ def test_weight_decay_leaves_out_one_dimension(tmp_path):
     assert decay_groups(net, settings, 0.0) == net.trainable_params()
 
 
+@pytest.mark.parametrize(
+    ("name", "decaying"),
+    [
+        ("momentum", {"0.weight", "0.bias"}),
+        ("adam", {"0.weight", "0.bias"}),
+        ("adafactor", {"0.weight", "0.bias", "1.gamma", "1.beta"}),
+    ],
+)
+def test_decay_of_all_goes_by_names_but_for_adafactor(name, decaying):
+    """Without a gradient nothing else moves a weight."""
+    net = nn.SequentialCell(nn.Dense(3, 4), nn.LayerNorm((4,)))
+    weights = net.trainable_params()
+    for weight in weights:
+        weight.set_data(ms.Tensor(np.ones(weight.shape, np.float32)))
+    settings = validate({"optimizer": name, name: {"weight_decay": 0.1}})
+    optimizer = build_stepper(settings, net, nn.MSELoss(), 10).optimizer
+    optimizer(tuple(ms.ops.zeros_like(weight) for weight in weights))
+    assert {weight.name for weight in weights if np.all(weight.asnumpy() < 1)} == decaying
+    assert all(np.all(weight.asnumpy() == 1) for weight in weights if weight.name not in decaying)
+
+
+def test_decay_of_all_goes_by_names_in_thor():
+    net = nn.SequentialCell(nn.Dense(3, 4), nn.LayerNorm((4,)))
+    inner = build_stepper(validate({"thor": {"weight_decay": 0.1}}), net, nn.MSELoss(), 10).optimizer.inner
+    decays = {weight.name: flag for weight, flag in zip(inner.parameters, inner.decay_flags, strict=True)}
+    assert decays == {"0.weight": True, "0.bias": True, "1.gamma": False, "1.beta": False}
+
+
 def test_only_matrices_decay_in_training(tmp_path):
     """One step with learning rate times decay = 1 leaves a matrix with the gradient alone, and a bias with all."""
     settings = tiny_settings(
