@@ -137,14 +137,14 @@ def _is_behind(position: Position, line: Line) -> bool:
 
 
 def open_board(folder: Path, resumed: Position | None) -> Any:
-    """TensorBoard's writer; points behind the step to resume at are hidden there."""
+    """TensorBoard's writer; it hides earlier points of steps that are to come, before a new run all of them."""
     try:
         from tensorboardX import SummaryWriter
     except ModuleNotFoundError:
         raise UserError(
             "tensorboard = true needs tensorboardX: pip install tensorboardX (or the extra 'tensorboard')"
         ) from None
-    return SummaryWriter(str(folder / "tensorboard"), purge_step=None if resumed is None else resumed.step + 1)
+    return SummaryWriter(str(folder / "tensorboard"), purge_step=0 if resumed is None else resumed.step + 1)
 
 
 def _to_board(board: Any, line: Line) -> None:

@@ -303,18 +303,6 @@ def test_tables_tensorboard_and_summary_of_a_run(tmp_path):
     assert summary["memory"]["curvature"]["total"] > 0 and summary["memory"]["peak"] > 2**20
 
 
-def test_tensorboard_without_its_library(tmp_path, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "tensorboardX", None)
-    settings = tiny_settings(tmp_path, "momentum", epochs=1)
-    run = train(settings, console=quiet())
-    before = sorted(path for path in run.folder.rglob("*") if path.is_file())
-    board = settings.model_copy(update={"tensorboard": True})
-    with pytest.raises(UserError, match="tensorboard = true needs tensorboardX: pip install tensorboardX"):
-        train(board, console=quiet(), overwrite=True)
-    assert sorted(path for path in run.folder.rglob("*") if path.is_file()) == before, "nothing is removed for it"
-    assert read_metrics(run.folder)
-
-
 @pytest.mark.parametrize("optimizer", ["thor", "adam"])
 def test_dry_run_tells_and_leaves_nothing(tmp_path, optimizer):
     console = Console(file=io.StringIO(), width=160)
