@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +33,8 @@ def save(folder: Path, tensors: list[dict[str, Any]], position: Position, keep: 
     saved = (
         "there is no earlier one" if before is None else f"that of step {before} is whole, and --resume goes on from it"
     )
-    try:
-        with writing(folder, f"the checkpoint of step {position.step} is not saved; {saved}"):
-            _write_pair(folder, tensors, position)
-    except BaseException:
-        for path in folder.glob("writing.*"):  # what is half written takes room that the disk may lack
-            path.unlink()
-        raise
+    with _whole_or_gone(folder, f"the checkpoint of step {position.step} is not saved; {saved}"):
+        _write_pair(folder, tensors, position)
     for old in complete(folder)[:-keep]:
         old.unlink()
         old.with_suffix(".ckpt").unlink(missing_ok=True)
@@ -51,6 +47,31 @@ def _write_pair(folder: Path, tensors: list[dict[str, Any]], position: Position)
     ms.save_checkpoint(tensors, str(temporary))
     description = describe(position, temporary)
     os.replace(temporary, path)
+    _describe(path, description, position)
+
+
+def describe_anew(folder: Path, position: Position) -> None:
+    """Bring the newest checkpoint's description to a position that has moved on while its tensors have not."""
+    path = folder / f"{_name(position.step)}.ckpt"
+    kept = f"what came after step {position.step} is not saved; its checkpoint is whole, and --resume goes on from it"
+    with _whole_or_gone(folder, kept):
+        _describe(path, describe(position, path), position)
+
+
+@contextmanager
+def _whole_or_gone(folder: Path, lost: str) -> Iterator[None]:
+    """Within, what is written may fail; what is half written is removed, it takes room that the disk may lack."""
+    try:
+        with writing(folder, lost):
+            yield
+    except BaseException:
+        for path in folder.glob("writing.*"):
+            path.unlink()
+        raise
+
+
+def _describe(path: Path, description: dict[str, Any], position: Position) -> None:
+    """Write a checkpoint's description last, after what it says is the best is that."""
     if position.best_step == position.step and position.best is not None:
         _keep_as_best(path, description)
     write_whole(path.with_suffix(".json"), json.dumps(description, indent=1))

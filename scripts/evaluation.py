@@ -106,9 +106,11 @@ class Evaluator:
         for *inputs, labels in self._source.epoch(0):
             alive()
             counted = labels >= 0
+            if not counted.any():
+                continue
             if self._reconstructs:
                 yield int(counted.sum()), self._reconstruction(inputs[0][counted])
-            elif counted.any():
+            else:
                 yield int(counted.sum()), self._classification(inputs, labels, counted)
 
     def _classification(self, inputs: list[Any], labels: NDArray[Any], counted: NDArray[Any]) -> dict[str, float]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.errors import UserError, writing
+from scripts.position import Position
 from scripts.whole import write_whole
 from thor.run_lines import DECISIONS, SCORES, Line, LinesError, read_lines
 
@@ -31,11 +32,14 @@ TABLES = {
 
 
 class Recorder:
-    """Appends lines to a run's files; each has `kind`: step, eval, epoch, refresh or ranks."""
+    """Appends lines to a run's files; each has `kind`: step, eval, epoch, refresh or ranks.
 
-    def __init__(self, folder: Path, resume_at: int | None = None, board: Any = None) -> None:
-        """Start new files, or go on behind the lines of step `resume_at`; `board` is that of `open_board`."""
-        kept = [line for line in read_metrics(folder) if line["step"] <= resume_at] if resume_at is not None else []
+    All count their `step` as the run does, batches from 1: so a resumed run can tell which lines it will write again.
+    """
+
+    def __init__(self, folder: Path, resumed: Position | None = None, board: Any = None) -> None:
+        """Start new files, or go on behind the lines of a resumed position; `board` is that of `open_board`."""
+        kept = [line for line in read_metrics(folder) if _is_behind(resumed, line)] if resumed else []
         self._path = folder / METRICS
         with writing(self._path, "nothing is trained yet, and what was there is whole"):
             write_whole(self._path, "".join(json.dumps(line) + "\n" for line in kept))
@@ -58,9 +62,9 @@ class Recorder:
         """An epoch: step, epoch, train_loss, test_loss, test_accuracy or test_error, seconds, compiling."""
         self._write({"kind": "epoch", **values})
 
-    def refresh(self, record: Any) -> None:
-        """A refresh decision of thor.THOR's history."""
-        values = {"step": int(record.step), "layer": record.layer, "trace": float(record.trace)}
+    def refresh(self, step: int, record: Any) -> None:
+        """A refresh decision of thor.THOR's history, made in a step; the record's own step counts updates before it."""
+        values = {"step": step, "layer": record.layer, "trace": float(record.trace)}
         change = None if record.change is None else float(record.change)
         self._write({"kind": "refresh", **values, "change": change, "decision": record.decision.name})
 
@@ -127,15 +131,20 @@ class _Table:
             self._writer.writerow(line)
 
 
-def open_board(folder: Path, resume_at: int | None) -> Any:
-    """TensorBoard's writer; points behind the step to resume at are hidden there."""
+def _is_behind(position: Position, line: Line) -> bool:
+    """Whether a run at a position will not write a line again: at an epoch's last step, the epoch's may still come."""
+    return line["step"] <= position.step and (line["kind"] != "epoch" or line["epoch"] <= position.epoch)
+
+
+def open_board(folder: Path, resumed: Position | None) -> Any:
+    """TensorBoard's writer; it hides earlier points of steps that are to come, before a new run all of them."""
     try:
         from tensorboardX import SummaryWriter
     except ModuleNotFoundError:
         raise UserError(
             "tensorboard = true needs tensorboardX: pip install tensorboardX (or the extra 'tensorboard')"
         ) from None
-    return SummaryWriter(str(folder / "tensorboard"), purge_step=None if resume_at is None else resume_at + 1)
+    return SummaryWriter(str(folder / "tensorboard"), purge_step=0 if resumed is None else resumed.step + 1)
 
 
 def _to_board(board: Any, line: Line) -> None:

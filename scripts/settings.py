@@ -196,6 +196,13 @@ class ThorSettings(Settings):
         return self
 
     @model_validator(mode="after")
+    def _split(self) -> ThorSettings:
+        """Only one split keeps so many directions."""
+        if self.split != "block+rank" and self.rank != type(self).model_fields["rank"].default:
+            raise ValueError(f"rank belongs to split = block+rank, and split is {self.split}; leave it out")
+        return self
+
+    @model_validator(mode="after")
     def _damping(self) -> ThorSettings:
         """Damping falls in one way, and is never zero."""
         falling = self.damping_schedule
@@ -289,7 +296,8 @@ class TrainSettings(Settings):
         optimizer: Which optimizer, and which section below is used.
         amp: Mixed precision as mindspore.amp has it: O0 none, O2 float16 but for normalisation, O3 all of it.
         loss_scale: Factor on the loss while gradients are computed, against underflow: fixed, or `dynamic`.
-        decay_all: Weight decay acts on biases and normalisation too; false leaves out all weights of one dimension.
+        decay_all: Weight decay acts on all weights, biases too, but those with beta or gamma in their names, as
+            MindSpore calls normalisation's (adafactor: on these too); false leaves out all weights of one dimension.
         clip_norm: Bound on the norm of all gradients together (first-order optimizers; THOR has thor.clip).
         ema: Share of the past in a running average of the weights, which is then what is evaluated; 0 for none.
         device: Where to train; `auto` takes an Ascend or a GPU where there is one.
@@ -352,6 +360,16 @@ class TrainSettings(Settings):
             )
         if self.reconstructs and self.data.name not in IN_MEMORY:
             raise ValueError(f"loss = {self.loss} reconstructs images in memory, and data.name is {self.data.name}")
+        return self
+
+    @model_validator(mode="after")
+    def _of_thor(self) -> TrainSettings:
+        """Adam inside THOR has these from the block thor: in its own they would be passed over."""
+        if self.optimizer != "thor" or self.thor.inner != "adam":
+            return self
+        for name in OF_THOR_FOR_ADAM:
+            if getattr(self.adam, name) != AdamSettings.model_fields[name].default:
+                raise ValueError(f"adam.{name} means nothing with thor.inner = adam; set thor.{name}")
         return self
 
     @property

@@ -42,7 +42,7 @@ AUTO = "auto"
 
 @dataclass
 class Run:
-    """Everything a training run works with."""
+    """Everything a training run works with; `saved` is the step of its newest checkpoint."""
 
     settings: TrainSettings
     folder: Path
@@ -57,6 +57,7 @@ class Run:
     console: Console
     position: Position = field(default_factory=Position)
     phases: Phases = field(default_factory=Phases)
+    saved: int = -1
     finished: bool = False
 
     @property
@@ -101,21 +102,21 @@ def _train(run: Run, settings: TrainSettings, start: int) -> None:
     """From step ``start`` on, or anew if it is negative; ``settings`` are those of the whole job."""
     folder, ranks = run.folder, run.ranks
     if start >= 0:
-        run.position = checkpoint.load(folder / CHECKPOINTS, start, run.cells)
+        run.position, run.saved = checkpoint.load(folder / CHECKPOINTS, start, run.cells), start
         run.phases.restore(run.position.phases)
     else:
         ranks.copy_first(list(run.network.get_parameters()))  # a factory of the user's may draw without the seed
-    resumed_at = start if start >= 0 else None
+    resumed = run.position if start >= 0 else None
     board = None
     if ranks.leads:
         if settings.tensorboard:  # its library may be missing: that is said before anything is removed
-            board = open_board(folder, resumed_at)
+            board = open_board(folder, resumed)
         with writing(folder, "nothing is trained yet" if start < 0 else "nothing is trained since the last checkpoint"):
             if start < 0:
                 checkpoint.clear(folder / CHECKPOINTS)
                 (folder / "summary.json").unlink(missing_ok=True)
             save_config(with_ranks(settings), folder / CONFIG)  # of a continued run too: its data may have moved
-    recorder = Recorder(folder, resumed_at, board) if ranks.leads else Unrecorded()
+    recorder = Recorder(folder, resumed, board) if ranks.leads else Unrecorded()
     try:
         with asking_to_end(folder, ranks.leads) as interrupt:
             _loop(run, recorder, interrupt)
@@ -253,7 +254,7 @@ def _record(run: Run, recorder: Recorder, loss: float, seconds: float, decided: 
         )
     history = run.stepper.history()
     for decision in history[decided:]:
-        recorder.refresh(decision)
+        recorder.refresh(position.step, decision)
     of_ranks = run.stepper.inverse_seconds()
     if of_ranks and len(history) > decided:
         recorder.ranks(position.step, of_ranks)
@@ -282,13 +283,14 @@ def _evaluate_within(run: Run, recorder: Recorder, display: ProgressDisplay) -> 
 
 def _end_of_epoch(run: Run, recorder: Recorder, display: ProgressDisplay) -> None:
     """Evaluate, record, and make a checkpoint of the epoch just completed."""
-    settings = run.settings
+    settings, epoch = run.settings, run.position.epoch + 1
+    evaluated = epoch % settings.eval_every == 0 or epoch == settings.epochs
+    if evaluated and run.saved != run.position.step:
+        _save(run, recorder)  # whoever has asked the run to end may not wait for a long evaluation
     train_loss = run.position.loss_sum / run.position.step_in_epoch
-    position = replace(run.position, epoch=run.position.epoch + 1, step_in_epoch=0, loss_sum=0.0)
-    run.position = position = replace(position, seed=settings.seed)
-    scores = None
-    if position.epoch % settings.eval_every == 0 or position.epoch == settings.epochs:
-        scores = _evaluate(run)
+    position = replace(run.position, epoch=epoch, step_in_epoch=0, loss_sum=0.0, seed=settings.seed)
+    run.position = position
+    scores = _evaluate(run) if evaluated else None
     recorder.epoch(
         step=position.step,
         epoch=position.epoch,
@@ -306,22 +308,29 @@ def _times(run: Run) -> dict[str, float]:
 
 
 def _save(run: Run, recorder: Recorder) -> None:
-    """A checkpoint, with all lines up to it in the metrics file."""
+    """A checkpoint, with all lines up to it in the metrics file. Where its tensors are saved, it is described anew."""
     recorder.flush()
     _join_statistics(run)
     run.position = replace(run.position, phases=run.phases.sums())
     with run.phases.measure("checkpoint"):
-        tensors = checkpoint.tensors_of(run.cells)
-        if run.ranks.leads:
-            checkpoint.save(run.folder / CHECKPOINTS, tensors, run.position, run.settings.keep)
+        if run.saved != run.position.step:
+            tensors = checkpoint.tensors_of(run.cells)
+            if run.ranks.leads:
+                checkpoint.save(run.folder / CHECKPOINTS, tensors, run.position, run.settings.keep)
+        elif run.ranks.leads:
+            checkpoint.describe_anew(run.folder / CHECKPOINTS, run.position)
+    run.saved = run.position.step
 
 
 def _join_statistics(run: Run) -> None:
     """Replace the ranks' normalisation statistics, each of its own share of the batches, by their means.
 
     They and their running averages move linearly and no gradient depends on them, so it makes no difference how often
-    that is done; evaluation and checkpoints need one network.
+    that is done; evaluation and checkpoints need one network. What is saved has been joined, and stays as it is saved:
+    to the last bit, it would make a difference.
     """
+    if run.saved == run.position.step:
+        return
     own = [p for p in run.network.get_parameters() if not p.requires_grad and p.dtype in (ms.float32, ms.float16)]
     if run.average:
         own += run.average.of(own)

@@ -104,11 +104,19 @@ def test_saved_settings_read_back_equal(tmp_path):
 
 def test_adam_inside_thor_is_saved_and_compared(tmp_path):
     inside = ["--optimizer", "thor", "--thor.inner", "adam"]
-    settings = load_config(None, [*inside, "--adam.beta2", "0.98", "--adam.learning_rate", "0.1"])
+    settings = load_config(None, [*inside, "--adam.beta2", "0.98"])
     save_config(settings, tmp_path / "config.yaml")
     saved = load_config(tmp_path / "config.yaml")
     assert saved.adam.beta2 == 0.98
-    assert differences(saved, load_config(None, inside)) == ["adam.beta2: 0.98 -> 0.999"]  # the rate is THOR's
+    assert differences(saved, load_config(None, inside)) == ["adam.beta2: 0.98 -> 0.999"]
+
+
+def test_what_is_not_used_may_stand_in_a_file():
+    """Blocks of an optimizer that does not train: one file has them for several."""
+    alone = load_config(None, ["--optimizer", "adam", "--thor.inner", "adam", "--adam.learning_rate", "0.1"])
+    assert alone.adam.learning_rate == 0.1
+    beside = load_config(None, ["--optimizer", "thor", "--adam.learning_rate", "0.1", "--adam.weight_decay", "1e-4"])
+    assert beside.thor.inner == "momentum"
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "scripts" / "config").glob("*.yaml")), ids=lambda path: path.stem)

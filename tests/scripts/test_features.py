@@ -90,6 +90,34 @@ def test_weight_decay_leaves_out_one_dimension(tmp_path):
     assert decay_groups(net, settings, 0.0) == net.trainable_params()
 
 
+@pytest.mark.parametrize(
+    ("name", "decaying"),
+    [
+        ("momentum", {"0.weight", "0.bias"}),
+        ("adam", {"0.weight", "0.bias"}),
+        ("adafactor", {"0.weight", "0.bias", "1.gamma", "1.beta"}),
+    ],
+)
+def test_decay_of_all_goes_by_names_but_for_adafactor(name, decaying):
+    """Without a gradient nothing else moves a weight."""
+    net = nn.SequentialCell(nn.Dense(3, 4), nn.LayerNorm((4,)))
+    weights = net.trainable_params()
+    for weight in weights:
+        weight.set_data(ms.Tensor(np.ones(weight.shape, np.float32)))
+    settings = validate({"optimizer": name, name: {"weight_decay": 0.1}})
+    optimizer = build_stepper(settings, net, nn.MSELoss(), 10).optimizer
+    optimizer(tuple(ms.ops.zeros_like(weight) for weight in weights))
+    assert {weight.name for weight in weights if np.all(weight.asnumpy() < 1)} == decaying
+    assert all(np.all(weight.asnumpy() == 1) for weight in weights if weight.name not in decaying)
+
+
+def test_decay_of_all_goes_by_names_in_thor():
+    net = nn.SequentialCell(nn.Dense(3, 4), nn.LayerNorm((4,)))
+    inner = build_stepper(validate({"thor": {"weight_decay": 0.1}}), net, nn.MSELoss(), 10).optimizer.inner
+    decays = {weight.name: flag for weight, flag in zip(inner.parameters, inner.decay_flags, strict=True)}
+    assert decays == {"0.weight": True, "0.bias": True, "1.gamma": False, "1.beta": False}
+
+
 def test_only_matrices_decay_in_training(tmp_path):
     """One step with learning rate times decay = 1 leaves a matrix with the gradient alone, and a bias with all."""
     settings = tiny_settings(
@@ -133,7 +161,7 @@ def test_adam_may_move_the_weights(tmp_path):
 
 
 def test_thor_with_adam_inside_takes_its_groups_and_schedule(tmp_path):
-    settings = tiny_settings(tmp_path, "thor", decay_all=False, thor={"inner": "adam", "weight_decay": 0.1})
+    settings = tiny_settings(tmp_path, "thor", decay_all=False, thor={"inner": "adam", "weight_decay": 0.1}, adam={})
     stepper = build_stepper(settings, build_network(settings), nn.MSELoss(), 10)
     inner = stepper.optimizer.inner
     assert isinstance(inner, first_order.Adam) and inner.dynamic_lr
@@ -145,8 +173,8 @@ def test_thor_with_adam_inside_takes_its_groups_and_schedule(tmp_path):
 
 def test_resume_with_adam_inside_is_exact(tmp_path, monkeypatch):
     thor = {"inner": "adam", "damping": 0.1, "interval": 4, "factor_interval": 2}
-    undisturbed = train(tiny_settings(tmp_path, "thor", "undisturbed", thor=thor), console=quiet())
-    settings = tiny_settings(tmp_path, "thor", "disturbed", thor=thor)
+    undisturbed = train(tiny_settings(tmp_path, "thor", "undisturbed", thor=thor, adam={}), console=quiet())
+    settings = tiny_settings(tmp_path, "thor", "disturbed", thor=thor, adam={})
     with monkeypatch.context() as patch:
         interrupt_at(7, patch)
         assert not train(settings, console=quiet()).finished
@@ -226,6 +254,13 @@ def test_mixed_precision_trains_with_a_dynamic_loss_scale(tmp_path, level, optim
         ({"thor": {"inner": "adam", "momentum": 0.8}}, "thor: momentum belongs to inner = momentum; with inner = adam"),
         ({"thor": {"inner": "adam", "clip": 0.1}}, "thor: clip bounds learning rate x direction, which is no step of"),
         (
+            {"thor": {"inner": "adam"}, "adam": {"learning_rate": 0.01}},
+            "adam.learning_rate means nothing with thor.inner = adam; set thor.learning_rate",
+        ),
+        ({"thor": {"inner": "adam"}, "adam": {"schedule": "linear"}}, "adam.schedule means nothing with thor.inner"),
+        ({"thor": {"inner": "adam"}, "adam": {"weight_decay": 1e-4}}, "adam.weight_decay means nothing with thor"),
+        ({"thor": {"rank": 8}}, "thor: rank belongs to split = block+rank, and split is block+mean; leave it out"),
+        (
             {"label_smoothing": 0.1, "loss": "squared_error"},
             "label_smoothing belongs to loss = cross_entropy, and loss is squared_error; leave it out",
         ),
@@ -258,6 +293,7 @@ def test_tables_tensorboard_and_summary_of_a_run(tmp_path):
         assert [row["decision"] for row in csv.DictReader(file)] == [
             x["decision"] for x in lines if x["kind"] == "refresh"
         ]
+    assert {x["step"] for x in lines if x["kind"] == "refresh"} == {1, 5, 9}, "after 0, 4 and 8 updates"
     (events,) = (run.folder / "tensorboard").iterdir()
     assert b"trace/encoder.0" in events.read_bytes()
     summary = json.loads((run.folder / "summary.json").read_text())
@@ -265,18 +301,6 @@ def test_tables_tensorboard_and_summary_of_a_run(tmp_path):
     steps = sum(summary["phases"].get(name, [0])[0] for name in ("compiling", "plain", "curvature", "refresh"))
     assert steps == 10
     assert summary["memory"]["curvature"]["total"] > 0 and summary["memory"]["peak"] > 2**20
-
-
-def test_tensorboard_without_its_library(tmp_path, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "tensorboardX", None)
-    settings = tiny_settings(tmp_path, "momentum", epochs=1)
-    run = train(settings, console=quiet())
-    before = sorted(path for path in run.folder.rglob("*") if path.is_file())
-    board = settings.model_copy(update={"tensorboard": True})
-    with pytest.raises(UserError, match="tensorboard = true needs tensorboardX: pip install tensorboardX"):
-        train(board, console=quiet(), overwrite=True)
-    assert sorted(path for path in run.folder.rglob("*") if path.is_file()) == before, "nothing is removed for it"
-    assert read_metrics(run.folder)
 
 
 @pytest.mark.parametrize("optimizer", ["thor", "adam"])

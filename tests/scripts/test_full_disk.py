@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import mindspore as ms
@@ -96,6 +97,31 @@ def test_a_full_disk_at_each_moment_of_saving_keeps_the_checkpoint_before(tmp_pa
         checkpoints.is_the_newest(folder, checkpoints.resume(folder))
         checkpoints.is_the_newest(folder, checkpoints.evaluate(folder))
     assert count == 8, "tensors and name; link, and name of the best; two descriptions, each with its name"
+
+
+def test_a_full_disk_when_an_evaluation_is_added_keeps_the_checkpoint_as_it_was(tmp_path, monkeypatch):
+    found = checkpoints.position(7)
+    before = replace(found, best=0.75, best_step=3)
+    for count in range(20):
+        folder = tmp_path / str(count)
+        checkpoint.save(folder, checkpoint.tensors_of((checkpoints.network(3),)), checkpoints.position(3), keep=2)
+        checkpoint.save(folder, checkpoint.tensors_of((checkpoints.network(7),)), before, keep=2)
+        with monkeypatch.context() as patch:
+            full_after(count, patch)
+            try:
+                checkpoint.describe_anew(folder, found)
+                break
+            except UserError as error:
+                said = str(error)
+        assert "what came after step 7 is not saved; its checkpoint is whole, and --resume goes on from it" in said
+        assert not list(folder.glob("writing.*")), "takes room that the disk lacks"
+        assert checkpoints.resume(folder)[1] == before
+        best, _ = checkpoints.evaluate(folder)  # of either step, and whole
+        assert float(best[0].weight.asnumpy().mean()) in (3.0, 7.0)
+        checkpoint.describe_anew(folder, found)
+        checkpoints.is_the_newest(folder, checkpoints.resume(folder))
+        checkpoints.is_the_newest(folder, checkpoints.evaluate(folder))
+    assert count == 6, "link, and name of the best; two descriptions, each with its name"
 
 
 def test_a_disk_that_is_really_full_and_then_is_not(tmp_path):

@@ -11,7 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from scripts import checkpoint
 from scripts.config import save_config
+from scripts.evaluation import Evaluator
 from scripts.recorder import read_metrics
 from scripts.training import CHECKPOINTS, train
 from tests.scripts.test_training import last_tensors, quiet, without_times
@@ -21,12 +23,12 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# Trains, and kills itself: while a given step is under way, or in the middle of writing a given checkpoint.
+# Trains, and kills itself: while a step or an evaluation is under way, or in the middle of writing a checkpoint.
 KILLED = """
 import os, signal, sys
 sys.path.insert(0, os.getcwd())
 import scripts.train
-from scripts import progress
+from scripts import evaluation, progress
 where, count, config = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 
 def kill_at(owner, name, matches):
@@ -40,38 +42,79 @@ def kill_at(owner, name, matches):
 
 if where == "step":
     kill_at(progress.ProgressDisplay, "step", lambda arguments: True)
+elif where == "evaluation":
+    kill_at(evaluation.Evaluator, "__call__", lambda arguments: True)
 elif where == "checkpoint":
     kill_at(os, "replace", lambda arguments: "step-" in str(arguments[1]))
 sys.exit(scripts.train.main(["--config", config, "--resume", "auto"]))
 """
 
 
-def killed_settings(tmp_path, out: str):
+def killed_settings(tmp_path, out: str, accumulation: int = 1):
     """Twenty steps with everything that has state: averages, evaluations, the best checkpoint."""
-    return tiny_settings(tmp_path, "thor", out, checkpoint_every=3, eval_every_steps=4, ema=0.9)
+    return tiny_settings(
+        tmp_path, "thor", out, checkpoint_every=3, eval_every_steps=4, ema=0.9, accumulation=accumulation
+    )
 
 
-def test_sigkill_at_random_moments_changes_no_bit(tmp_path):
-    undisturbed = train(killed_settings(tmp_path, "undisturbed"), console=quiet())
-    settings = killed_settings(tmp_path, "killed")
-    save_config(settings, tmp_path / "config.yaml")
+def at_random():
     seed = random.randrange(1000)
     choice = random.Random(seed)
-    moments = [("step", choice.randint(1, 12)), ("checkpoint", choice.randint(1, 10))]
+    return [("step", choice.randint(1, 12)), ("checkpoint", choice.randint(1, 10))]
+
+
+@pytest.mark.parametrize(
+    ("accumulation", "moments"),
+    [
+        pytest.param(1, [("step", 3), ("checkpoint", 10)], id="decided in step 9, whose checkpoint is not whole"),
+        pytest.param(2, [("checkpoint", 7)], id="decided in step 10, update 5, whose checkpoint is not whole"),
+        pytest.param(1, [("checkpoint", 13)], id="in the second description of step 10, which tells of the epoch"),
+        pytest.param(1, [("evaluation", 3), ("checkpoint", 1)], id="in the epoch's evaluation, and when that is added"),
+        pytest.param(1, at_random(), id="at random"),
+    ],
+)
+def test_sigkill_at_any_moment_changes_no_bit(tmp_path, accumulation, moments):
+    undisturbed = train(killed_settings(tmp_path, "undisturbed", accumulation), console=quiet())
+    settings = killed_settings(tmp_path, "killed", accumulation)
+    save_config(settings, tmp_path / "config.yaml")
     for where, count in moments:
         command = [sys.executable, "-c", KILLED, where, str(count), str(tmp_path / "config.yaml")]
         result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
-        assert result.returncode in (-signal.SIGKILL, 0), result.stderr
+        assert result.returncode == -signal.SIGKILL, (moments, result.stderr)
     resumed = train(settings, resume="auto", console=quiet())
     expected, found = last_tensors(undisturbed.folder), last_tensors(resumed.folder)
     assert expected.keys() == found.keys()
     different = [name for name in expected if not np.array_equal(expected[name], found[name])]
-    assert not different, f"seed {seed}, killed at {moments}"
-    assert without_times(resumed.folder) == without_times(undisturbed.folder)
+    assert not different, f"killed at {moments}"
+    assert without_times(resumed.folder) == without_times(undisturbed.folder), f"killed at {moments}"
     tables = [(run.folder / "refreshes.csv").read_bytes() for run in (resumed, undisturbed)]
     assert tables[0] == tables[1]
     best = [json.loads((run.folder / CHECKPOINTS / "best.json").read_text()) for run in (resumed, undisturbed)]
     assert best[0]["best"] == best[1]["best"] and best[0]["step"] == best[1]["step"]
+
+
+def test_an_epoch_is_saved_before_it_is_evaluated(tmp_path, monkeypatch):
+    """Once: its tensors are not written again with what the evaluation has found."""
+    settings, saved = tiny_settings(tmp_path, "momentum", eval_every=2, epochs=3), []
+    save, evaluate = checkpoint.save, Evaluator.__call__
+
+    def note_save(folder, tensors, position, keep):
+        saved.append((position.step, position.epoch))
+        save(folder, tensors, position, keep)
+
+    def note_evaluation(self, *rest):
+        saved.append("evaluation")
+        return evaluate(self, *rest)
+
+    monkeypatch.setattr(checkpoint, "save", note_save)
+    monkeypatch.setattr(Evaluator, "__call__", note_evaluation)
+    run = train(settings, console=quiet())
+    assert saved == [(10, 1), (20, 1), "evaluation", (30, 2), "evaluation"]
+    position = checkpoint.load(run.folder / CHECKPOINTS, 30, run.cells)
+    assert (position.epoch, position.step_in_epoch) == (3, 0)
+    assert (position.best, position.best_step) == (run.position.best, run.position.best_step)
+    best = json.loads((run.folder / CHECKPOINTS / "best.json").read_text())
+    assert (best["best"], best["step"]) == (position.best, position.best_step)
 
 
 def test_stop_file_and_sigterm_end_with_a_checkpoint(tmp_path, monkeypatch):

@@ -92,13 +92,23 @@ class Nothing:
         yield np.zeros((2, 3), np.float32), np.full(2, -100, np.int32)
 
 
-def test_a_rank_without_an_example_has_the_scores_of_the_others(tmp_path, monkeypatch):
-    settings = tiny_settings(tmp_path, "momentum", loss="cross_entropy")
-    # four examples elsewhere: sums of loss, accuracy, top5, error, and which of them are known there
-    with_other(monkeypatch, [4.0, 8.0, 3.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0])
-    network = nn.SequentialCell(nn.Dense(3, 10))
-    found = Evaluator(network, nn.CrossEntropyLoss(), Nothing(), ranks.with_ranks(settings, 1, 2), ranks.Ranks(1, 2))()
-    assert (found.count, found.loss, found.values) == (4, 2.0, {"accuracy": 0.75})
+@pytest.mark.parametrize(
+    ("loss", "sums", "values"),
+    [  # of four examples elsewhere: loss, accuracy, top5, error, and which of them are known there
+        ("cross_entropy", [8.0, 3.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0], {"accuracy": 0.75}),
+        ("squared_error", [8.0, 0.0, 0.0, 6.0, 1.0, 0.0, 0.0, 1.0], {"error": 1.5}),
+    ],
+)
+def test_a_rank_without_an_example_has_the_scores_of_the_others(tmp_path, monkeypatch, loss, sums, values):
+    def never(*_batch):
+        raise AssertionError("a network is not run on a batch without an example")
+
+    settings = ranks.with_ranks(tiny_settings(tmp_path, "momentum", loss=loss), 1, 2)
+    with_other(monkeypatch, [4.0, *sums])
+    monkeypatch.setattr(Evaluator, "_outputs", lambda self: never)
+    monkeypatch.setattr(ms, "jit", lambda function: function)
+    found = Evaluator(nn.SequentialCell(nn.Dense(3, 10)), None, Nothing(), settings, ranks.Ranks(1, 2))()
+    assert (found.count, found.loss, found.values) == (4, 2.0, values)
 
 
 #: each rank holds the inverses of some layers; a checkpoint has them all
