@@ -36,7 +36,7 @@ from scripts.convergence import picture, results, search  # noqa: E402
 from scripts.convergence.pace import Pace  # noqa: E402
 from scripts.convergence.results import NoTargetError, Outcome  # noqa: E402
 from scripts.convergence.tasks import TASKS, Contender, Task  # noqa: E402
-from scripts.errors import INTERRUPTED, UserError, run_program  # noqa: E402
+from scripts.errors import INTERRUPTED, STOPPED, UserError, run_program  # noqa: E402
 from scripts.settings import TrainSettings  # noqa: E402
 from scripts.stopping import answering  # noqa: E402
 from scripts.training import CONFIG  # noqa: E402
@@ -103,7 +103,7 @@ class Bench:
                 process.terminate()
             status = process.wait()
             self.running.remove(process)
-        if status == INTERRUPTED:
+        if status in (INTERRUPTED, STOPPED):
             self.ended.set()
         if status and self.ended.is_set():
             raise EndedEarlyError

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 USAGE_ERROR = 2
-INTERRUPTED = 130  # ended early by the user, as a shell has it for Ctrl-C
+STOPPED = 3  # ended early by the file `stop` in its folder: whoever starts it again by itself would undo that
+INTERRUPTED = 130  # ended early by a signal, as a shell has it for Ctrl-C
 
 
 class UserError(Exception):

@@ -3,13 +3,13 @@
 What follows `--` goes to scripts/train.py, which every process runs. The output of the host's first rank is shown; all
 logs are in --log-dir, which one job at a time has. A process that is killed, fails, hangs or leaves early ends the
 whole job, with one line that names the rank and the cause; with --restarts the job then goes on from its last
-checkpoint. Ctrl-C and SIGTERM end it after the step under way, with a checkpoint.
+checkpoint. Ctrl-C, SIGTERM and a file `stop` in the run's folder end it after the step under way, with a checkpoint.
 
 On several hosts, run the same command on each, with --nodes N, --node-rank R, and --master and --port of host 0; the
 run's folder must be one that all of them share, and --log-dir one of each host's own. Restarts count ports up from
 --port, one for each attempt, so that no process meets what an earlier attempt has left.
 
-Exit status: 0; 1 for a failure; 2 for what you must mend; 130 after a request to end.
+Exit status: 0; 1 for a failure; 2 for what you must mend; 3 after the file `stop`; 130 after Ctrl-C or SIGTERM.
 """
 
 from __future__ import annotations

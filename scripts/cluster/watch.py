@@ -23,7 +23,7 @@ from scripts import heartbeat
 from scripts.cluster import causes, processes
 from scripts.cluster.causes import Cause, Kind
 from scripts.cluster.msrun import Job
-from scripts.errors import INTERRUPTED, USAGE_ERROR
+from scripts.errors import INTERRUPTED, STOPPED, USAGE_ERROR
 from scripts.heartbeat import DONE, STARTING, Beat
 
 POLL = 0.25  # seconds between two looks
@@ -52,7 +52,8 @@ class Outcome:
     """How an attempt ended.
 
     Attributes:
-        status: Exit status: 0, 1 for a failure, 2 for one that the user must mend, 130 after a request to end.
+        status: Exit status: 0, 1 for a failure, 2 for one that the user must mend, 3 after the file `stop`, 130 after
+            a signal.
         message: The rank and the cause, empty where all went well.
     """
 
@@ -61,6 +62,7 @@ class Outcome:
 
 
 _BY_REQUEST = Outcome(INTERRUPTED, "ended by request")
+_BY_FILE = Outcome(STOPPED, "ended by the file `stop` in the run's folder")
 
 
 @dataclass
@@ -250,6 +252,8 @@ class Attempt:
         failed = failure(seen, lambda rank: _text(self._log(rank)))
         if failed is not None:
             rank, cause = failed
+            if STOPPED in seen.statuses.values():
+                return _BY_FILE
             if asked or INTERRUPTED in seen.statuses.values():
                 return _BY_REQUEST
             must_mend = cause.kind is Kind.USER and USAGE_ERROR in seen.statuses.values()

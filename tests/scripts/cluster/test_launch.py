@@ -11,6 +11,7 @@ import numpy as np
 import psutil
 import pytest
 
+from scripts.cluster import processes
 from scripts.cluster.launch import described, going_on, launch
 from scripts.cluster.msrun import ROOT, Job
 from scripts.config import save_config
@@ -97,6 +98,33 @@ def test_all_ranks_end_after_the_same_step(tmp_path, number):
         assert re.search(r"ended after step \d+; checkpoint saved", output)
     last = max(line["step"] for line in read_metrics(run))
     assert max((run / "checkpoints").glob("step-*.json")).name == f"step-{last:08d}.json"
+
+
+def ask_by_file(job: subprocess.Popen, run: Path) -> None:
+    (run / "stop").touch()
+
+
+def ask_one_rank(job: subprocess.Popen, run: Path) -> None:
+    """As on the host of a drained pod: the launchers of the others are asked nothing."""
+    (msrun,) = psutil.Process(job.pid).children()
+    processes.roles(msrun.pid)["1"].send_signal(signal.SIGTERM)
+
+
+@pytest.mark.parametrize(
+    ("ask", "status", "message"),
+    [
+        (ask_by_file, 3, "ended by the file `stop` in the run's folder\n"),
+        (ask_one_rank, 130, "ended by request\n"),
+    ],
+)
+def test_a_launcher_tells_the_stop_file_from_a_signal_elsewhere(tmp_path, ask, status, message):
+    """A cluster starts a job again that ended as a host was drained, and none that the user has stopped."""
+    process, run = start(tmp_path, "none", "--restarts", "1", epochs=10_000), tmp_path / "none"
+    wait_until(lambda: read_metrics(run) or process.poll() is not None)
+    ask(process, run)
+    found, output, errors = ended(process)
+    assert (found, errors) == (status, message)
+    assert re.search(r"ended after step \d+; checkpoint saved", output)
 
 
 def job(**values: object) -> Job:

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from scripts.cluster.msrun import ROOT
 from scripts.cluster.render import app
-from scripts.errors import UserError
+from scripts.errors import INTERRUPTED, STOPPED, USAGE_ERROR, UserError
 
 SHELLCHECK = Path(sys.executable).parent / "shellcheck"
 
@@ -99,6 +99,9 @@ SLURM = ["slurm", "--name", "r50", "--config", "c.yaml"]
 def test_volcano(nodes, tmp_path):
     text = rendered(*VOLCANO, "--nodes", nodes, "--", "--optimizer", "momentum", "--data.folder", "a b$(c)")
     job = VolcanoJob.model_validate(yaml.safe_load(text))
+    assert [action_at(status, job.spec.policies) for status in (1, USAGE_ERROR, STOPPED, INTERRUPTED)] == [
+        "RestartJob", "TerminateJob", "TerminateJob", "RestartJob",
+    ]  # fmt: skip
     task = job.spec.tasks[0]
     container = task.template.spec.containers[0]
     assert task.replicas == job.spec.minAvailable == nodes
@@ -112,6 +115,12 @@ def test_volcano(nodes, tmp_path):
     assert f"--master_addr={'127.0.0.1' if nodes == 1 else 'r50-worker-0.r50'}" in taken
     settings = ["--optimizer", "momentum", "--data.folder", "a b$(c)", "--out", "/shared/runs/r50"]
     assert taken[-10:] == ["--config", "c.yaml", "--resume", "auto", *settings]
+
+
+def action_at(status: int, policies: list[Policy]) -> str:
+    """What Volcano does about a pod that failed with a status: the first policy that fits."""
+    fitting = (each.action for each in policies if each.event in ("PodFailed", "*") or each.exitCode == status)
+    return next(fitting, "none")
 
 
 def launched(command: str, environment: dict[str, str], folder: Path) -> list[str]:
