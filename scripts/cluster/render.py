@@ -86,7 +86,7 @@ def volcano(
     out = [] if any(text.split("=")[0] == "--out" for text in given) else ["--out", f"{shared}/runs/{name}"]
     values = {
         "name": name, "image": image, "claim": claim, "shared": shared, "namespace": namespace, "queue": queue,
-        "nodes": nodes, "devices": devices, "restarts": restarts, "cpus": cpus, "memory": memory, "port": PORT,
+        "nodes": nodes, "devices": devices, "starts": restarts + 1, "cpus": cpus, "memory": memory, "port": PORT,
         "master": "127.0.0.1" if nodes == 1 else f"{name}-worker-0.{name}",
         "arguments": _unexpanded(training(config, [*given, *out])),
     }  # fmt: skip

@@ -95,10 +95,12 @@ VOLCANO = ["volcano", "--name", "r50", "--config", "c.yaml", "--image", "registr
 SLURM = ["slurm", "--name", "r50", "--config", "c.yaml"]
 
 
-@pytest.mark.parametrize("nodes", [1, 4])
-def test_volcano(nodes, tmp_path):
-    text = rendered(*VOLCANO, "--nodes", nodes, "--", "--optimizer", "momentum", "--data.folder", "a b$(c)")
+@pytest.mark.parametrize(("nodes", "restarts"), [(1, 0), (4, 3)])
+def test_volcano(nodes, restarts, tmp_path):
+    size = ["--nodes", nodes, "--restarts", restarts]
+    text = rendered(*VOLCANO, *size, "--", "--optimizer", "momentum", "--data.folder", "a b$(c)")
     job = VolcanoJob.model_validate(yaml.safe_load(text))
+    assert restarts_allowed(job.spec.maxRetry) == restarts
     assert [action_at(status, job.spec.policies) for status in (1, USAGE_ERROR, STOPPED, INTERRUPTED)] == [
         "RestartJob", "TerminateJob", "TerminateJob", "RestartJob",
     ]  # fmt: skip
@@ -115,6 +117,14 @@ def test_volcano(nodes, tmp_path):
     assert f"--master_addr={'127.0.0.1' if nodes == 1 else 'r50-worker-0.r50'}" in taken
     settings = ["--optimizer", "momentum", "--data.folder", "a b$(c)", "--out", "/shared/runs/r50"]
     assert taken[-10:] == ["--config", "c.yaml", "--resume", "auto", *settings]
+
+
+def restarts_allowed(max_retry: int) -> int:
+    """How often Volcano starts a job again that goes on failing (pkg/controllers/job/state: running, restarting)."""
+    count = 1  # raised at each restart, and looked at before the job runs again
+    while count < (max_retry or 3):
+        count += 1
+    return count - 1
 
 
 def action_at(status: int, policies: list[Policy]) -> str:
