@@ -87,7 +87,7 @@ def volcano(
     values = {
         "name": name, "image": image, "claim": claim, "shared": shared, "namespace": namespace, "queue": queue,
         "nodes": nodes, "devices": devices, "starts": restarts + 1, "cpus": cpus, "memory": memory, "port": PORT,
-        "master": "127.0.0.1" if nodes == 1 else f"{name}-worker-0.{name}",
+        "threads": max(1, cpus // devices), "master": "127.0.0.1" if nodes == 1 else f"{name}-worker-0.{name}",
         "arguments": _unexpanded(training(config, [*given, *out])),
     }  # fmt: skip
     _write(render("volcano.yaml", values), file)

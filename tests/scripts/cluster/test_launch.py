@@ -1,5 +1,6 @@
 """Real jobs of two processes: one comes to grief; the launcher ends the job, says why, and goes on if told to."""
 
+import os
 import re
 import signal
 import subprocess
@@ -153,6 +154,16 @@ def test_the_command_and_its_environment():
     )
     shown = described(several)
     assert subprocess.run(["bash", "-n", "-c", shown], capture_output=True).returncode == 0 and "'a b'" in shown
+
+
+def test_processes_share_the_cores_that_they_may_use(monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(9)))
+    assert job(devices=4).environment({})["OMP_NUM_THREADS"] == "2"
+    assert job(devices=12).environment({})["OMP_NUM_THREADS"] == "1"
+    assert job().environment({"OMP_NUM_THREADS": "5"})["OMP_NUM_THREADS"] == "5"
+    monkeypatch.delattr(os, "sched_getaffinity")  # as on macOS
+    assert job(devices=4).environment({})["OMP_NUM_THREADS"] == "16"
 
 
 @pytest.mark.parametrize(

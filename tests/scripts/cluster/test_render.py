@@ -43,6 +43,7 @@ class Container(Strict):
     workingDir: str
     command: list[str]
     args: list[str]
+    env: list[dict[Literal["name", "value"], str]]
     resources: dict[Literal["requests", "limits"], dict[str, str | int]]
     volumeMounts: list[dict[Literal["name", "mountPath"], str]]
 
@@ -109,6 +110,7 @@ def test_volcano(nodes, restarts, tmp_path):
     assert task.replicas == job.spec.minAvailable == nodes
     assert container.resources["requests"] == container.resources["limits"]
     assert container.resources["limits"]["huawei.com/Ascend910"] == 8
+    assert container.env == [{"name": "OMP_NUM_THREADS", "value": "8"}] and container.resources["limits"]["cpu"] == "64"
     mounted = {mount["name"] for mount in container.volumeMounts}
     assert mounted == {volume["name"] for volume in task.template.spec.volumes}
     command = container.args[0].replace("$$(", "$(")  # as Kubernetes reads it
@@ -150,14 +152,16 @@ def test_slurm(tmp_path):
     assert subprocess.run(["bash", "-n", str(path)], capture_output=True).returncode == 0
     checked = subprocess.run([str(SHELLCHECK), str(path)], capture_output=True, text=True)
     assert checked.returncode == 0, checked.stdout
-    for name, body in (("scontrol", "echo first; echo second"), ("srun", 'shift; exec "$@"'), ("python", PYTHON)):
+    srun = f'while [[ $1 == -* ]]; do echo "$1" >> {tmp_path}/options; shift; done; exec "$@"'
+    for name, body in (("scontrol", "echo first; echo second"), ("srun", srun), ("python", PYTHON)):
         (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
         (tmp_path / name).chmod(0o755)
     script = path.read_text().replace(f"export PATH={ROOT}/.venv/bin:", f"export PATH={tmp_path}:")
     environment = {"PATH": "/usr/bin:/bin", "SLURM_JOB_NODELIST": "x[1-2]", "SLURM_JOB_ID": "123456"}
-    environment |= {"SLURM_JOB_NUM_NODES": "2", "SLURM_NODEID": "1"}
+    environment |= {"SLURM_JOB_NUM_NODES": "2", "SLURM_NODEID": "1", "SLURM_CPUS_PER_TASK": "24"}
     done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+    assert (tmp_path / "options").read_text().splitlines() == ["--kill-on-bad-exit=1", "--cpus-per-task=24"]
     taken = shlex.split(done.stdout)
     for option in ("--worker_num=8", "--node_rank=1", "--master_addr=first", "--master_port=33456"):
         assert option in taken
