@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Callable
@@ -170,18 +171,26 @@ class Attempt:
         self._asked = asked
         self._output = output
         self._mark = f"{os.getpid()}-{uuid.uuid4().hex}"
-        self._beats = job.log_dir / "heartbeats"
         self._msrun_log = job.log_dir / "msrun.log"
         self._found: dict[str, psutil.Process] = {}
         self._seen = Seen()
         self._shown = 0  # bytes
 
     def __call__(self) -> Outcome:
-        """Run to the end, and see to it that it is one."""
+        """Run to the end, and see to it that it is one.
+
+        Signs of life are this host's alone, by its own clock, and come in every step: they stay off the folder of the
+        logs, which may be on the network.
+        """
         self._prepare()
+        with tempfile.TemporaryDirectory(prefix="thor-heartbeats-", ignore_cleanup_errors=True) as beats:
+            return self._run(Path(beats))
+
+    def _run(self, beats: Path) -> Outcome:
+        """One start, with a folder for signs of life."""
         environment = {
             **self._job.environment(os.environ),
-            heartbeat.VARIABLE: str(self._beats.resolve()),
+            heartbeat.VARIABLE: str(beats.resolve()),
             processes.MARK: self._mark,
         }
         with self._msrun_log.open("w") as log:
@@ -195,7 +204,7 @@ class Attempt:
                 preexec_fn=processes.end_with_parent,
             )
             try:
-                outcome = self._watch(msrun)
+                outcome = self._watch(msrun, beats)
             finally:
                 left = processes.kill_all(self._mark)
                 msrun.wait()
@@ -205,18 +214,18 @@ class Attempt:
         return outcome
 
     def _prepare(self) -> None:
-        """The folders, without what an earlier attempt left in them."""
-        self._beats.mkdir(parents=True, exist_ok=True)
-        for old in [*self._beats.iterdir(), *self._job.log_dir.glob("*.log")]:
+        """The folder of the logs, without what an earlier attempt left in it."""
+        self._job.log_dir.mkdir(parents=True, exist_ok=True)
+        for old in self._job.log_dir.glob("*.log"):
             old.unlink()
 
-    def _watch(self, msrun: subprocess.Popen[bytes]) -> Outcome:
+    def _watch(self, msrun: subprocess.Popen[bytes], beats: Path) -> Outcome:
         """Look again and again until there is an outcome."""
         started, asked_at = time.monotonic(), None
         passed_on = 0
         while True:
             status = msrun.poll()
-            self._look(msrun.pid)
+            self._look(msrun.pid, beats)
             self._show()
             now = time.monotonic()
             asked = self._asked()
@@ -232,7 +241,7 @@ class Attempt:
                 return Outcome(INTERRUPTED, "ended by request, without a last checkpoint")
             time.sleep(POLL)
 
-    def _look(self, msrun: int) -> None:
+    def _look(self, msrun: int, beats: Path) -> None:
         """Bring what is known up to date."""
         seen = self._seen
         if len(self._found) < self._job.devices + (self._job.node_rank == 0):
@@ -240,7 +249,7 @@ class Attempt:
         for name, process in self._found.items():
             if name != "scheduler":
                 seen.note(int(name), processes.status(process), time.monotonic())
-        seen.beats = heartbeat.read(self._beats)
+        seen.beats = heartbeat.read(beats)
         ranks = {process.pid: int(name) for name, process in self._found.items() if name != "scheduler"}
         for pid, status in _MSRUN_TELLS.findall(_text(self._msrun_log)):
             if int(pid) in ranks:

@@ -51,9 +51,10 @@ def living(job: subprocess.Popen) -> list[str]:
 
 
 def ended(process: subprocess.Popen, timeout: float = 400) -> tuple[int, str, str]:
-    """Exit status, output and errors of a launcher that leaves nothing behind."""
+    """Exit status, output and errors of a launcher that leaves no process behind, nor signs of life beside the logs."""
     output, errors = process.communicate(timeout=timeout)
     assert not living(process)
+    assert not list(Path(process.args[-1]).parent.rglob("rank-*.json"))
     return process.returncode, output, errors
 
 
@@ -182,9 +183,9 @@ def test_what_is_refused(values, message):
 
 
 def test_a_second_job_does_not_take_the_logs_of_the_first(tmp_path):
-    beat = tmp_path / "attempt-0" / "heartbeats" / "rank-0.json"
-    beat.parent.mkdir(parents=True)
-    beat.write_text("{}")
+    log = tmp_path / "attempt-0" / "worker_0.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("step 1\n")
     with occupied(tmp_path, True), pytest.raises(UserError, match="another process .* or give another --log-dir"):
         launch(["none", "0"], devices=1, log_dir=tmp_path, script=FAULTY)
-    assert beat.is_file()
+    assert log.is_file()
