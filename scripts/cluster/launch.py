@@ -51,7 +51,7 @@ def launch(
     restarts: Annotated[int, typer.Option(min=0, help="how often to go on after a failure")] = 0,
     timeout: Annotated[int, typer.Option(help="seconds to come together, and on Ascend for a collective")] = 600,
     hang_seconds: Annotated[float, typer.Option(min=0, help="without a sign of life; 0 for no limit")] = 600.0,
-    start_seconds: Annotated[float, typer.Option(min=0, help="until the first step, with compilation")] = 1800.0,
+    start_seconds: Annotated[float, typer.Option(min=0, help="until the first step; 0 for no limit")] = 1800.0,
     grace_seconds: Annotated[float, typer.Option(min=0, help="to end when asked to")] = 120.0,
     log_dir: Annotated[Path, typer.Option(help="logs, a folder for each attempt")] = Path("msrun_log"),
     script: Annotated[Path, typer.Option(help="the program; it must know --resume auto, for restarts")] = TRAIN,

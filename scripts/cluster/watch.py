@@ -39,7 +39,7 @@ class Limits:
 
     Attributes:
         hang: From one sign of life of a rank to the next; 0 for no limit.
-        start: To a rank's first step, with compilation.
+        start: To a rank's first step, with compilation; 0 for no limit.
         grace: To end after a request to end.
     """
 
@@ -145,15 +145,14 @@ def left_early(seen: Seen, now: float) -> int | None:
 
 def hung(seen: Seen, started: float, now: float, limits: Limits) -> tuple[int, float] | None:
     """A rank that gave no sign of life for too long, and for how long: the one that the others wait for, if any."""
-    if not limits.hang:
-        return None
     silent = {}
     for rank in seen.states:
         beat = seen.beats.get(rank)
         if beat is not None and beat.doing == DONE:
             continue
         age = now - (beat.at if beat is not None else started)
-        if age > (limits.start if beat is None or beat.doing == STARTING else limits.hang):
+        limit = limits.start if beat is None or beat.doing == STARTING else limits.hang
+        if limit and age > limit:
             silent[rank] = age
     if not silent:
         return None
