@@ -61,10 +61,10 @@ def launch(
     if nodes > 1 and port is None:
         raise UserError(f"port is needed with nodes = {nodes}: the same on all hosts, such as --port 8118")
 
-    def job(attempt: int) -> Job:
+    def job(attempt: int, begun: bool = False) -> Job:
         return Job(
             script=script,
-            arguments=tuple(arguments) if attempt == 0 else going_on(arguments),
+            arguments=tuple(arguments) if attempt == 0 else going_on(arguments, begun),
             log_dir=log_dir / f"attempt-{attempt}",
             devices=devices,
             nodes=nodes,
@@ -79,16 +79,24 @@ def launch(
         return
     limits = Limits(hang=hang_seconds, start=start_seconds, grace=grace_seconds)
     with occupied(log_dir, True, "--log-dir"), counting_requests() as asked:
+        begun = False
         for attempt in range(restarts + 1):
-            outcome = Attempt(job(attempt), limits, lambda: len(asked))()
+            trial = Attempt(job(attempt, begun), limits, lambda: len(asked))
+            outcome = trial()
+            begun = begun or trial.begun
             if outcome.status != 1 or attempt == restarts:
                 break
             typer.echo(f"{outcome.message}; restart {attempt + 1} of {restarts}", err=True)
     raise typer.Exit(_ended(outcome))
 
 
-def going_on(arguments: Sequence[str]) -> tuple[str, ...]:
-    """Arguments of a restart: it goes on from what the attempt before has left, and removes none of it."""
+def going_on(arguments: Sequence[str], begun: bool = True) -> tuple[str, ...]:
+    """Arguments of a restart: it goes on from what the attempts before have left, and removes none of it.
+
+    Unless none of them has begun: then what --overwrite was to remove may be there still, and is no run to go on with.
+    """
+    if OVERWRITE in arguments and not begun:
+        return tuple(arguments)
     kept = [argument for argument in arguments if argument != OVERWRITE]
     return (*kept, *(() if RESUME[0] in kept else RESUME))
 

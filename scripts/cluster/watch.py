@@ -185,6 +185,12 @@ class Attempt:
         with tempfile.TemporaryDirectory(prefix="thor-heartbeats-", ignore_cleanup_errors=True) as beats:
             return self._run(Path(beats))
 
+    @property
+    def begun(self) -> bool:
+        """Whether the run may have gone on by a step: True unless this host's ranks have told that it has not."""
+        beats = self._seen.beats.values()
+        return not beats or any(beat.step for beat in beats)
+
     def _run(self, beats: Path) -> Outcome:
         """One start, with a folder for signs of life."""
         environment = {

@@ -11,12 +11,15 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+import typer
 
 from scripts.cluster import processes
 from scripts.cluster.launch import described, going_on, launch
 from scripts.cluster.msrun import ROOT, Job
+from scripts.cluster.watch import Attempt, Outcome
 from scripts.config import save_config
 from scripts.errors import UserError
+from scripts.heartbeat import Beat
 from scripts.occupied import occupied
 from scripts.recorder import read_metrics
 from tests.scripts.test_training import last_tensors
@@ -137,7 +140,32 @@ def job(**values: object) -> Job:
 
 def test_a_restart_removes_nothing():
     assert going_on(["--config", "c.yaml", "--overwrite"]) == ("--config", "c.yaml", "--resume", "auto")
+    assert going_on(["--config", "c.yaml"], begun=False) == ("--config", "c.yaml", "--resume", "auto")
     assert going_on(["--resume", "auto", "--seed", "1"]) == ("--resume", "auto", "--seed", "1")
+
+
+@pytest.mark.parametrize(
+    ("steps", "kept"),
+    [
+        ([[0, 0], [0], []], [True, True, False]),  # who tells nothing may have begun
+        ([[0, 0], [0, 1], [0, 0]], [True, False, False]),  # begun once is begun: the third went on
+    ],
+)
+def test_a_restart_overwrites_until_the_new_run_has_begun(tmp_path, monkeypatch, steps, kept):
+    """Or it would go on with the old run, which the first attempt has died too early to remove."""
+    tried: list[bool] = []
+
+    def attempt(self):
+        self._seen.beats = {rank: Beat(step, "starting", 0.0) for rank, step in enumerate([*steps, []][len(tried)])}
+        if tried:
+            assert ("--overwrite" in self._job.arguments) != ("--resume" in self._job.arguments)
+        tried.append("--overwrite" in self._job.arguments)
+        return Outcome(1, "died")
+
+    monkeypatch.setattr(Attempt, "__call__", attempt)
+    with pytest.raises(typer.Exit):
+        launch(["none", "0", "--overwrite"], devices=2, restarts=len(steps), log_dir=tmp_path, script=FAULTY)
+    assert tried == [True, *kept]
 
 
 def test_the_command_and_its_environment():
