@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+PICTURES = (".jpg", ".pdf", ".png", ".svg")
+
 
 def count(text: str) -> int:
     """A whole number of at least 1."""
@@ -15,6 +17,13 @@ def count(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, but got {value}")
     return value
+
+
+def picture_to_write(text: str) -> Path:
+    """A picture's path, of a kind that its ending names; its folder is made at once."""
+    if Path(text).suffix.lower() not in PICTURES:
+        raise argparse.ArgumentTypeError(f"must end with {', '.join(PICTURES)}, but got {text!r}")
+    return file_to_write(text)
 
 
 def file_to_write(text: str) -> Path:

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import typer  # noqa: E402
 
 from scripts.cluster.msrun import ROOT  # noqa: E402
-from scripts.errors import UserError, run_program  # noqa: E402
+from scripts.errors import UserError, run_program, writing  # noqa: E402
 
 TEMPLATES = Path(__file__).parent / "templates"
 PORT = 8118  # of the pods' own network: nobody else is there
@@ -127,7 +127,9 @@ def _write(text: str, file: Path | None) -> None:
     if file is None:
         typer.echo(text, nl=False)
     else:
-        file.write_text(text)
+        with writing(file, "there is no job file yet"):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text)
 
 
 if __name__ == "__main__":

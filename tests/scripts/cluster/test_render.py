@@ -146,7 +146,7 @@ def launched(command: str, environment: dict[str, str], folder: Path) -> list[st
 
 
 def test_slurm(tmp_path):
-    path = tmp_path / "job.sh"
+    path = tmp_path / "jobs" / "job.sh"
     text = rendered(*SLURM, "--nodes", 2, "--devices", 4, "--repository", ROOT, "--file", path, "--", "--out", "a b$c")
     assert text == ""
     assert subprocess.run(["bash", "-n", str(path)], capture_output=True).returncode == 0
@@ -181,6 +181,8 @@ PYTHON = f'script=$1; shift; exec {sys.executable} "$script" --dry-run "$@"'
         ([*VOLCANO, "--", "--out", "a\nb"], "must be one line"),
         ([*SLURM, "--time", "soon"], "time = 'soon': must be as in 24:00:00"),
         ([*SLURM, "--gres", "npu 8"], "gres = 'npu 8': must be as in npu:8"),
+        ([*SLURM, "--file", "/dev/null/x"], "/dev/null/x: cannot be written (File exists)"),
+        ([*SLURM, "--file", "."], ".: cannot be written (Is a directory): there is no job file yet"),
     ],
 )
 def test_what_is_refused(arguments, message):
