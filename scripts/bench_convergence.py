@@ -229,6 +229,8 @@ def main() -> int:
             raise UserError(f"--{name} must be at least 1, but got {value}")
     if TUNING_SEED in options.seeds:
         raise UserError(f"--seeds must not have {TUNING_SEED}: with it the optimizers are tuned")
+    if len(set(options.seeds)) < len(options.seeds):  # one run, read several times: a mean without a deviation
+        raise UserError(f"--seeds must differ, but got {' '.join(map(str, options.seeds))}")
     tasks = [TASKS[name] for name in options.task]
     if options.quick:
         tasks, options.trials, options.seeds = [quick(TASKS["autoencoder"])], 2, options.seeds[:1]
