@@ -182,7 +182,7 @@ PYTHON = f'script=$1; shift; exec {sys.executable} "$script" --dry-run "$@"'
         ([*SLURM, "--time", "soon"], "time = 'soon': must be as in 24:00:00"),
         ([*SLURM, "--gres", "npu 8"], "gres = 'npu 8': must be as in npu:8"),
         ([*SLURM, "--file", "/dev/null/x"], "/dev/null/x: cannot be written (File exists)"),
-        ([*SLURM, "--file", "."], ".: cannot be written (Is a directory): there is no job file yet"),
+        ([*SLURM, "--file", "."], ".: cannot be written (Is a directory): there is no job file yet; give another path"),
     ],
 )
 def test_what_is_refused(arguments, message):
