@@ -5,16 +5,37 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+PICTURES = (".jpg", ".pdf", ".png", ".svg")
+
 
 def count(text: str) -> int:
     """A whole number of at least 1."""
-    try:
-        value = int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"must be a whole number, but got {text!r}") from None
+    value = _whole(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, but got {value}")
     return value
+
+
+def seed(text: str) -> int:
+    """A number that random generators start from, NumPy's with its 32 bits among them."""
+    value = _whole(text)
+    if not 0 <= value < 2**32:
+        raise argparse.ArgumentTypeError(f"must be 0 to {2**32 - 1}, but got {value}")
+    return value
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a whole number, but got {text!r}") from None
+
+
+def picture_to_write(text: str) -> Path:
+    """A picture's path, of a kind that its ending names; its folder is made at once."""
+    if Path(text).suffix.lower() not in PICTURES:
+        raise argparse.ArgumentTypeError(f"must end with {', '.join(PICTURES)}, but got {text!r}")
+    return file_to_write(text)
 
 
 def file_to_write(text: str) -> Path:

@@ -34,6 +34,7 @@ from scipy.stats import spearmanr
 import thor
 from models.autoencoder import autoencoder
 from models.smallconv import smallconv
+from scripts.arguments import count, seed
 from scripts.bench_step import first_order_step, reconstruction
 from scripts.data import fashion_mnist
 from scripts.whole import write_whole
@@ -234,9 +235,9 @@ def main() -> None:
     """Train every run, print the table, write the numbers."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--task", choices=list(TASKS), default="autoencoder")
-    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--epochs", type=count, default=5)
     parser.add_argument("--runs", nargs="+", type=checked_run, default=DEFAULT_RUNS)
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seed", type=seed, default=1)
     parser.add_argument("--out", type=Path, default=Path("runs/blocks"))
     arguments = parser.parse_args()
     thor.device.select("CPU")

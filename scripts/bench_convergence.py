@@ -36,7 +36,7 @@ from scripts.convergence import picture, results, search  # noqa: E402
 from scripts.convergence.pace import Pace  # noqa: E402
 from scripts.convergence.results import NoTargetError, Outcome  # noqa: E402
 from scripts.convergence.tasks import TASKS, Contender, Task  # noqa: E402
-from scripts.errors import INTERRUPTED, UserError, run_program  # noqa: E402
+from scripts.errors import INTERRUPTED, STOPPED, UserError, run_program  # noqa: E402
 from scripts.settings import TrainSettings  # noqa: E402
 from scripts.stopping import answering  # noqa: E402
 from scripts.training import CONFIG  # noqa: E402
@@ -103,7 +103,7 @@ class Bench:
                 process.terminate()
             status = process.wait()
             self.running.remove(process)
-        if status == INTERRUPTED:
+        if status in (INTERRUPTED, STOPPED):
             self.ended.set()
         if status and self.ended.is_set():
             raise EndedEarlyError
@@ -229,6 +229,8 @@ def main() -> int:
             raise UserError(f"--{name} must be at least 1, but got {value}")
     if TUNING_SEED in options.seeds:
         raise UserError(f"--seeds must not have {TUNING_SEED}: with it the optimizers are tuned")
+    if len(set(options.seeds)) < len(options.seeds):  # one run, read several times: a mean without a deviation
+        raise UserError(f"--seeds must differ, but got {' '.join(map(str, options.seeds))}")
     tasks = [TASKS[name] for name in options.task]
     if options.quick:
         tasks, options.trials, options.seeds = [quick(TASKS["autoencoder"])], 2, options.seeds[:1]

@@ -191,15 +191,17 @@ def amortised(times: dict[str, float], interval: int) -> float:
     return (curvature + (interval - gathers) * times["plain"]) / interval
 
 
-def peak_memory(name: str, which: str, size: int | None, factor_share: float) -> int:
+def peak_memory(name: str, which: str, size: int | None, options: dict[str, Any]) -> int:
     """Peak resident bytes of a process of its own that does a few steps."""
-    command = [sys.executable, __file__, "--peak", name, which, "--factor-share", str(factor_share)]
+    command = [sys.executable, __file__, "--peak", name, which]
+    for option, value in options.items():
+        command += [f"--{option.replace('_', '-')}", str(value)]
     command += [] if size is None else ["--batch", str(size)]
     output = subprocess.run(command, check=True, capture_output=True, text=True, env=os.environ).stdout
     return int(output.split("PEAK")[1].split()[0])
 
 
-def run_for_peak(name: str, which: str, size: int | None, factor_share: float) -> None:
+def run_for_peak(name: str, which: str, size: int | None, options: dict[str, Any]) -> None:
     """A few steps of each kind, then this process's peak memory."""
     if which == "momentum":
         thor.device.allow_deep_graphs()  # as TrainStep does: ResNet-50 needs it
@@ -209,7 +211,7 @@ def run_for_peak(name: str, which: str, size: int | None, factor_share: float) -
         for _ in range(4):
             timed(step, batch)
     else:
-        phases = ThorPhases(name, size, factor_share=factor_share)
+        phases = ThorPhases(name, size, **options)
         for phase in phases.phases().values():
             timed(phase, phases.batch)
             timed(phase, phases.batch)
@@ -255,18 +257,18 @@ def main() -> None:
         parser.error(str(error))
     thor.device.select("CPU")
     ms.set_context(mode=ms.GRAPH_MODE)
+    options = {"split": arguments.split, "factor_share": arguments.factor_share}
     if arguments.peak:
         name, which = arguments.peak
-        run_for_peak(name, which, arguments.batch, arguments.factor_share)
+        run_for_peak(name, which, arguments.batch, options)
         return
     results = {}
     for name in arguments.network:
-        options = {"split": arguments.split, "factor_share": arguments.factor_share}
         result = measure(name, arguments.rounds, arguments.batch, not arguments.without_own, options)
         result["amortised"] = {str(each): amortised(result["ms"], each) for each in arguments.interval}
         report(name, result)
         if not arguments.no_memory:
-            about = (arguments.batch, arguments.factor_share)
+            about = (arguments.batch, options)
             result["peak_bytes"] = {which: peak_memory(name, which, *about) for which in ("momentum", "thor")}
             report_peaks(result["peak_bytes"])
         results[name] = result

@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 
+from scripts.arguments import picture_to_write  # noqa: E402
 from scripts.errors import UserError, run_program  # noqa: E402
 from scripts.plot import METRICS_OF_TEST, draw_scores, short_names  # noqa: E402
 from scripts.recorder import METRICS, median_of_steps, read_metrics  # noqa: E402
@@ -111,7 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="compare.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folders", nargs="+", type=Path, metavar="RUN_FOLDER")
-    parser.add_argument("--out", type=Path, default=Path("compare.png"), help="the picture (compare.png)")
+    parser.add_argument("--out", type=picture_to_write, default="compare.png", help="the picture (compare.png)")
     options = parser.parse_args(arguments)
     results = compare(options.folders)
     console = Console() if sys.stdout.isatty() else Console(width=WIDTH)

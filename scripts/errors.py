@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 USAGE_ERROR = 2
-INTERRUPTED = 130  # ended early by the user, as a shell has it for Ctrl-C
+STOPPED = 3  # ended early by the file `stop` in its folder: whoever starts it again by itself would undo that
+INTERRUPTED = 130  # ended early by a signal, as a shell has it for Ctrl-C
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class UserError(Exception):
@@ -17,7 +20,7 @@ class UserError(Exception):
 
 @contextmanager
 def writing(path: Path, lost: str) -> Iterator[None]:
-    """Around what writes a file: a full disk is the user's to mend, and no reason for a traceback.
+    """Around what writes a file: a full disk or a wrong path is the user's to mend, and no reason for a traceback.
 
     Args:
         path: The file, or the folder that it goes to.
@@ -27,7 +30,8 @@ def writing(path: Path, lost: str) -> Iterator[None]:
         yield
     except OSError as error:
         reason = error.strerror or str(error)
-        raise UserError(f"{path}: cannot be written ({reason}): {lost}; make room there, then go on") from error
+        cure = "make room there, then go on" if error.errno in _FULL else "give another path, or mend this one"
+        raise UserError(f"{path}: cannot be written ({reason}): {lost}; {cure}") from error
 
 
 def run_program(main: Callable[[], int]) -> None:

@@ -16,7 +16,8 @@ from pathlib import Path
 os.environ.setdefault("GLOG_v", "3")  # MindSpore: errors only, before it is imported
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from scripts.errors import run_program  # noqa: E402
+from scripts.arguments import file_to_write  # noqa: E402
+from scripts.errors import run_program, writing  # noqa: E402
 from scripts.restore import checkpoint_of, settings_of  # noqa: E402
 
 
@@ -27,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("folder", type=Path, metavar="RUN_FOLDER")
     parser.add_argument("--checkpoint", default="best", metavar="best|last|FILE", help="which weights (best)")
-    parser.add_argument("--out", type=Path, metavar="FILE.json", help="also write the results there")
+    parser.add_argument("--out", type=file_to_write, metavar="FILE.json", help="also write the results there")
     options, overrides = parser.parse_known_args(arguments)
     settings = settings_of(options.folder, overrides)
     path = checkpoint_of(options.folder, options.checkpoint)
@@ -47,7 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"  {parts.feeds.unreadable()} unreadable images were left out")
     if options.out:
         results = {"checkpoint": str(path), "weights": weights, "count": scores.count, **scores.named()}
-        options.out.write_text(json.dumps(results, indent=1) + "\n")
+        with writing(options.out, "the results are above"):
+            options.out.write_text(json.dumps(results, indent=1) + "\n")
     return 0
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -61,7 +62,10 @@ class Heart:
         if doing in (DATA, STEP) and step == self._first:
             doing = STARTING
         if self._file:
-            write_whole(self._file, json.dumps(asdict(Beat(step, doing, time.monotonic()))))
+            # One that is missed does no harm, and training is worth more than its signs of life: if none can be left
+            # any more, the launcher says so, and goes on from a checkpoint.
+            with suppress(OSError):
+                write_whole(self._file, json.dumps(asdict(Beat(step, doing, time.monotonic()))))
 
     @property
     def orphaned(self) -> bool:

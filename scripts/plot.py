@@ -17,10 +17,12 @@ matplotlib.use("Agg")
 
 from matplotlib import pyplot  # noqa: E402
 from matplotlib.axes import Axes  # noqa: E402
+from matplotlib.figure import Figure  # noqa: E402
 from matplotlib.lines import Line2D  # noqa: E402
 from matplotlib.ticker import MaxNLocator  # noqa: E402
 
-from scripts.errors import UserError, run_program  # noqa: E402
+from scripts.arguments import picture_to_write  # noqa: E402
+from scripts.errors import UserError, run_program, writing  # noqa: E402
 from scripts.recorder import METRICS, read_metrics  # noqa: E402
 
 Lines = list[dict[str, Any]]
@@ -65,8 +67,14 @@ def plot(folders: Sequence[Path], path: Path) -> None:
         _scores(figure.add_subplot(grid[1, column]), runs, x, label)
     for row, (name, lines) in enumerate(refreshed.items(), start=2):
         _traces(figure.add_subplot(grid[row, :]), name, _of(lines, "refresh"))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130)
+    _save(figure, path)
+
+
+def _save(figure: Figure, path: Path) -> None:
+    """The finished picture, in its file."""
+    with writing(path, "the runs are as they were"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=130)
     pyplot.close(figure)
 
 
@@ -126,9 +134,7 @@ def draw_scores(runs: dict[str, Lines], path: Path) -> None:
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(12, 4.6), layout="constrained")
     for axes, (x, label) in zip((left, right), X_AXES, strict=True):
         _scores(axes, runs, x, label)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130)
-    pyplot.close(figure)
+    _save(figure, path)
 
 
 def _traces(axes: Axes, name: str, decisions: Lines) -> None:
@@ -171,7 +177,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the program."""
     parser = argparse.ArgumentParser(prog="plot.py", description=__doc__)
     parser.add_argument("folders", nargs="+", type=Path, metavar="RUN_FOLDER")
-    parser.add_argument("--out", type=Path, default=Path("curves.png"))
+    parser.add_argument("--out", type=picture_to_write, default="curves.png")
     options = parser.parse_args(arguments)
     plot(options.folders, options.out)
     print(options.out)

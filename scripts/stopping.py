@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
 STOP_FILE = "stop"
+STOPPED_FILE = "stopped"  # what becomes of it in the end
 
 
 class Interrupt:
@@ -18,7 +19,9 @@ class Interrupt:
         self.signalled = False
         self._leads = leads
         self._file = folder / STOP_FILE
-        self.done()  # with one that an earlier run has left
+        if leads:  # what an earlier run has left
+            self._file.unlink(missing_ok=True)
+            (folder / STOPPED_FILE).unlink(missing_ok=True)
 
     @property
     def requested(self) -> bool:
@@ -26,9 +29,15 @@ class Interrupt:
         return self.signalled or self._file.exists()
 
     def done(self) -> None:
-        """Remove the stop file, so that the continued run does not end at once."""
+        """The run has ended early. The stop file gets another name, so that the continued run does not end at once."""
         if self._leads:
-            self._file.unlink(missing_ok=True)
+            with suppress(FileNotFoundError):
+                self._file.replace(self._file.with_name(STOPPED_FILE))
+
+
+def ended_by_file(folder: Path) -> bool:
+    """Whether the stop file was there when the folder's run ended early; asked by the rank that leads."""
+    return (folder / STOPPED_FILE).is_file()
 
 
 @contextmanager

@@ -2,10 +2,11 @@
 
 Any setting can be given as --key value, those of a block with a dot: --optimizer adam --adam.learning_rate 3e-4.
 A run leaves config.yaml, metrics.jsonl (and as CSV), summary.json and its checkpoints in the folder --out. Ctrl-C,
-SIGTERM or a file called `stop` in that folder ends it after the step under way, with a checkpoint; --resume goes on
-from the last one, to the same numbers as without the break. --resume auto does so if there is a checkpoint and starts
-otherwise: the one command for a job that may be killed and started again. With neither, a folder that has a checkpoint
-is refused, but for --overwrite, which removes what is there. --dry-run says what would happen.
+SIGTERM or a file called `stop` in that folder ends it after the step under way, with a checkpoint and the status 130,
+or 3 by the file; --resume goes on from the last one, to the same numbers as without the break. --resume auto does so if
+there is a checkpoint and starts otherwise: the one command for a job that may be killed and started again. With
+neither, a folder that has a checkpoint is refused, but for --overwrite, which removes what is there. --dry-run says
+what would happen.
 Under msrun (scripts/cluster/launch.py starts it) the processes share each batch and train as one.
 """
 
@@ -21,11 +22,12 @@ os.environ.setdefault("GLOG_v", "3")  # MindSpore: errors only, before it is imp
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from scripts.config import load_config  # noqa: E402
-from scripts.errors import INTERRUPTED, UserError, run_program  # noqa: E402
+from scripts.errors import INTERRUPTED, STOPPED, UserError, run_program  # noqa: E402
+from scripts.stopping import ended_by_file  # noqa: E402
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the program; its exit status is 130 where the user has ended it early."""
+    """Run the program; its exit status is 130 where a signal has ended it early, 3 where the stop file has."""
     options, overrides = _parser().parse_known_args(arguments)
     if options.config is None and not overrides:
         raise UserError("--config is needed, such as --config scripts/config/quickstart_thor.yaml (--help tells more)")
@@ -48,7 +50,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if run.ranks.leads:
         print(f"ended after step {run.position.step}; checkpoint saved. To go on:")
         print(f"  python scripts/train.py --config {run.folder / CONFIG} --resume")
-    return INTERRUPTED
+    # Every rank tells the same: its launcher may be another host's, which knows neither the file nor the signal.
+    stopped = run.ranks.total([run.ranks.leads and ended_by_file(run.folder)])[0] > 0
+    return STOPPED if stopped else INTERRUPTED
 
 
 def _parser() -> argparse.ArgumentParser:

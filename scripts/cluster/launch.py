@@ -3,13 +3,13 @@
 What follows `--` goes to scripts/train.py, which every process runs. The output of the host's first rank is shown; all
 logs are in --log-dir, which one job at a time has. A process that is killed, fails, hangs or leaves early ends the
 whole job, with one line that names the rank and the cause; with --restarts the job then goes on from its last
-checkpoint. Ctrl-C and SIGTERM end it after the step under way, with a checkpoint.
+checkpoint. Ctrl-C, SIGTERM and a file `stop` in the run's folder end it after the step under way, with a checkpoint.
 
 On several hosts, run the same command on each, with --nodes N, --node-rank R, and --master and --port of host 0; the
 run's folder must be one that all of them share, and --log-dir one of each host's own. Restarts count ports up from
 --port, one for each attempt, so that no process meets what an earlier attempt has left.
 
-Exit status: 0; 1 for a failure; 2 for what you must mend; 130 after a request to end.
+Exit status: 0; 1 for a failure; 2 for what you must mend; 3 after the file `stop`; 130 after Ctrl-C or SIGTERM.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def launch(
     restarts: Annotated[int, typer.Option(min=0, help="how often to go on after a failure")] = 0,
     timeout: Annotated[int, typer.Option(help="seconds to come together, and on Ascend for a collective")] = 600,
     hang_seconds: Annotated[float, typer.Option(min=0, help="without a sign of life; 0 for no limit")] = 600.0,
-    start_seconds: Annotated[float, typer.Option(min=0, help="until the first step, with compilation")] = 1800.0,
+    start_seconds: Annotated[float, typer.Option(min=0, help="until the first step; 0 for no limit")] = 1800.0,
     grace_seconds: Annotated[float, typer.Option(min=0, help="to end when asked to")] = 120.0,
     log_dir: Annotated[Path, typer.Option(help="logs, a folder for each attempt")] = Path("msrun_log"),
     script: Annotated[Path, typer.Option(help="the program; it must know --resume auto, for restarts")] = TRAIN,
@@ -61,10 +61,10 @@ def launch(
     if nodes > 1 and port is None:
         raise UserError(f"port is needed with nodes = {nodes}: the same on all hosts, such as --port 8118")
 
-    def job(attempt: int) -> Job:
+    def job(attempt: int, begun: bool = False) -> Job:
         return Job(
             script=script,
-            arguments=tuple(arguments) if attempt == 0 else going_on(arguments),
+            arguments=tuple(arguments) if attempt == 0 else going_on(arguments, begun),
             log_dir=log_dir / f"attempt-{attempt}",
             devices=devices,
             nodes=nodes,
@@ -79,16 +79,24 @@ def launch(
         return
     limits = Limits(hang=hang_seconds, start=start_seconds, grace=grace_seconds)
     with occupied(log_dir, True, "--log-dir"), counting_requests() as asked:
+        begun = False
         for attempt in range(restarts + 1):
-            outcome = Attempt(job(attempt), limits, lambda: len(asked))()
+            trial = Attempt(job(attempt, begun), limits, lambda: len(asked))
+            outcome = trial()
+            begun = begun or trial.begun
             if outcome.status != 1 or attempt == restarts:
                 break
             typer.echo(f"{outcome.message}; restart {attempt + 1} of {restarts}", err=True)
     raise typer.Exit(_ended(outcome))
 
 
-def going_on(arguments: Sequence[str]) -> tuple[str, ...]:
-    """Arguments of a restart: it goes on from what the attempt before has left, and removes none of it."""
+def going_on(arguments: Sequence[str], begun: bool = True) -> tuple[str, ...]:
+    """Arguments of a restart: it goes on from what the attempts before have left, and removes none of it.
+
+    Unless none of them has begun: then what --overwrite was to remove may be there still, and is no run to go on with.
+    """
+    if OVERWRITE in arguments and not begun:
+        return tuple(arguments)
     kept = [argument for argument in arguments if argument != OVERWRITE]
     return (*kept, *(() if RESUME[0] in kept else RESUME))
 

@@ -95,7 +95,14 @@ class Job:
 
 def share_of_cores(processes: int) -> dict[str, str]:
     """The environment in which so many processes at once do not take each other's cores."""
-    return {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // processes))}
+    return {"OMP_NUM_THREADS": str(max(1, own_cores() // processes))}
+
+
+def own_cores() -> int:
+    """Cores that this process may use: under Slurm or taskset not all that the host has."""
+    if hasattr(os, "sched_getaffinity"):  # on Linux
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def free_port() -> int:

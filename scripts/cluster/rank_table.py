@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import typer  # noqa: E402
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator  # noqa: E402
 
-from scripts.errors import UserError, run_program  # noqa: E402
+from scripts.errors import UserError, run_program, writing  # noqa: E402
 from scripts.whole import write_whole  # noqa: E402
 from thor.json_text import parse  # noqa: E402
 
@@ -181,7 +181,9 @@ def make_command(
 ) -> None:
     """Write a table."""
     table = make([parse_host(text) for text in host])
-    write_whole(out, json.dumps(table.model_dump(), indent=1) + "\n")
+    with writing(out, "there is no table yet"):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(out, json.dumps(table.model_dump(), indent=1) + "\n")
     typer.echo(f"wrote {out}: {len(table.server_list)} servers, {len(table.devices)} ranks")
 
 

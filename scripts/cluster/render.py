@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import typer  # noqa: E402
 
 from scripts.cluster.msrun import ROOT  # noqa: E402
-from scripts.errors import UserError, run_program  # noqa: E402
+from scripts.errors import UserError, run_program, writing  # noqa: E402
 
 TEMPLATES = Path(__file__).parent / "templates"
 PORT = 8118  # of the pods' own network: nobody else is there
@@ -86,8 +86,8 @@ def volcano(
     out = [] if any(text.split("=")[0] == "--out" for text in given) else ["--out", f"{shared}/runs/{name}"]
     values = {
         "name": name, "image": image, "claim": claim, "shared": shared, "namespace": namespace, "queue": queue,
-        "nodes": nodes, "devices": devices, "restarts": restarts, "cpus": cpus, "memory": memory, "port": PORT,
-        "master": "127.0.0.1" if nodes == 1 else f"{name}-worker-0.{name}",
+        "nodes": nodes, "devices": devices, "starts": restarts + 1, "cpus": cpus, "memory": memory, "port": PORT,
+        "threads": max(1, cpus // devices), "master": "127.0.0.1" if nodes == 1 else f"{name}-worker-0.{name}",
         "arguments": _unexpanded(training(config, [*given, *out])),
     }  # fmt: skip
     _write(render("volcano.yaml", values), file)
@@ -127,7 +127,9 @@ def _write(text: str, file: Path | None) -> None:
     if file is None:
         typer.echo(text, nl=False)
     else:
-        file.write_text(text)
+        with writing(file, "there is no job file yet"):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Callable
@@ -23,7 +24,7 @@ from scripts import heartbeat
 from scripts.cluster import causes, processes
 from scripts.cluster.causes import Cause, Kind
 from scripts.cluster.msrun import Job
-from scripts.errors import INTERRUPTED, USAGE_ERROR
+from scripts.errors import INTERRUPTED, STOPPED, USAGE_ERROR
 from scripts.heartbeat import DONE, STARTING, Beat
 
 POLL = 0.25  # seconds between two looks
@@ -38,7 +39,7 @@ class Limits:
 
     Attributes:
         hang: From one sign of life of a rank to the next; 0 for no limit.
-        start: To a rank's first step, with compilation.
+        start: To a rank's first step, with compilation; 0 for no limit.
         grace: To end after a request to end.
     """
 
@@ -52,7 +53,8 @@ class Outcome:
     """How an attempt ended.
 
     Attributes:
-        status: Exit status: 0, 1 for a failure, 2 for one that the user must mend, 130 after a request to end.
+        status: Exit status: 0, 1 for a failure, 2 for one that the user must mend, 3 after the file `stop`, 130 after
+            a signal.
         message: The rank and the cause, empty where all went well.
     """
 
@@ -61,6 +63,7 @@ class Outcome:
 
 
 _BY_REQUEST = Outcome(INTERRUPTED, "ended by request")
+_BY_FILE = Outcome(STOPPED, "ended by the file `stop` in the run's folder")
 
 
 @dataclass
@@ -142,15 +145,14 @@ def left_early(seen: Seen, now: float) -> int | None:
 
 def hung(seen: Seen, started: float, now: float, limits: Limits) -> tuple[int, float] | None:
     """A rank that gave no sign of life for too long, and for how long: the one that the others wait for, if any."""
-    if not limits.hang:
-        return None
     silent = {}
     for rank in seen.states:
         beat = seen.beats.get(rank)
         if beat is not None and beat.doing == DONE:
             continue
         age = now - (beat.at if beat is not None else started)
-        if age > (limits.start if beat is None or beat.doing == STARTING else limits.hang):
+        limit = limits.start if beat is None or beat.doing == STARTING else limits.hang
+        if limit and age > limit:
             silent[rank] = age
     if not silent:
         return None
@@ -168,18 +170,32 @@ class Attempt:
         self._asked = asked
         self._output = output
         self._mark = f"{os.getpid()}-{uuid.uuid4().hex}"
-        self._beats = job.log_dir / "heartbeats"
         self._msrun_log = job.log_dir / "msrun.log"
         self._found: dict[str, psutil.Process] = {}
         self._seen = Seen()
         self._shown = 0  # bytes
 
     def __call__(self) -> Outcome:
-        """Run to the end, and see to it that it is one."""
+        """Run to the end, and see to it that it is one.
+
+        Signs of life are this host's alone, by its own clock, and come in every step: they stay off the folder of the
+        logs, which may be on the network.
+        """
         self._prepare()
+        with tempfile.TemporaryDirectory(prefix="thor-heartbeats-", ignore_cleanup_errors=True) as beats:
+            return self._run(Path(beats))
+
+    @property
+    def begun(self) -> bool:
+        """Whether the run may have gone on by a step: True unless this host's ranks have told that it has not."""
+        beats = self._seen.beats.values()
+        return not beats or any(beat.step for beat in beats)
+
+    def _run(self, beats: Path) -> Outcome:
+        """One start, with a folder for signs of life."""
         environment = {
             **self._job.environment(os.environ),
-            heartbeat.VARIABLE: str(self._beats.resolve()),
+            heartbeat.VARIABLE: str(beats.resolve()),
             processes.MARK: self._mark,
         }
         with self._msrun_log.open("w") as log:
@@ -193,7 +209,7 @@ class Attempt:
                 preexec_fn=processes.end_with_parent,
             )
             try:
-                outcome = self._watch(msrun)
+                outcome = self._watch(msrun, beats)
             finally:
                 left = processes.kill_all(self._mark)
                 msrun.wait()
@@ -203,18 +219,18 @@ class Attempt:
         return outcome
 
     def _prepare(self) -> None:
-        """The folders, without what an earlier attempt left in them."""
-        self._beats.mkdir(parents=True, exist_ok=True)
-        for old in [*self._beats.iterdir(), *self._job.log_dir.glob("*.log")]:
+        """The folder of the logs, without what an earlier attempt left in it."""
+        self._job.log_dir.mkdir(parents=True, exist_ok=True)
+        for old in self._job.log_dir.glob("*.log"):
             old.unlink()
 
-    def _watch(self, msrun: subprocess.Popen[bytes]) -> Outcome:
+    def _watch(self, msrun: subprocess.Popen[bytes], beats: Path) -> Outcome:
         """Look again and again until there is an outcome."""
         started, asked_at = time.monotonic(), None
         passed_on = 0
         while True:
             status = msrun.poll()
-            self._look(msrun.pid)
+            self._look(msrun.pid, beats)
             self._show()
             now = time.monotonic()
             asked = self._asked()
@@ -230,7 +246,7 @@ class Attempt:
                 return Outcome(INTERRUPTED, "ended by request, without a last checkpoint")
             time.sleep(POLL)
 
-    def _look(self, msrun: int) -> None:
+    def _look(self, msrun: int, beats: Path) -> None:
         """Bring what is known up to date."""
         seen = self._seen
         if len(self._found) < self._job.devices + (self._job.node_rank == 0):
@@ -238,7 +254,7 @@ class Attempt:
         for name, process in self._found.items():
             if name != "scheduler":
                 seen.note(int(name), processes.status(process), time.monotonic())
-        seen.beats = heartbeat.read(self._beats)
+        seen.beats = heartbeat.read(beats)
         ranks = {process.pid: int(name) for name, process in self._found.items() if name != "scheduler"}
         for pid, status in _MSRUN_TELLS.findall(_text(self._msrun_log)):
             if int(pid) in ranks:
@@ -250,6 +266,8 @@ class Attempt:
         failed = failure(seen, lambda rank: _text(self._log(rank)))
         if failed is not None:
             rank, cause = failed
+            if STOPPED in seen.statuses.values():
+                return _BY_FILE
             if asked or INTERRUPTED in seen.statuses.values():
                 return _BY_REQUEST
             must_mend = cause.kind is Kind.USER and USAGE_ERROR in seen.statuses.values()

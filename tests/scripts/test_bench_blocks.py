@@ -42,3 +42,21 @@ def test_a_run_that_breaks_is_recorded_and_an_interrupt_costs_only_the_run_under
     results = json.loads((tmp_path / "new" / "autoencoder.json").read_text())["results"]
     assert {name: len(result["curve"]) for name, result in results.items()} == {"adam": 2, "full": 1}
     assert results["full"]["broken"] == "ten bad steps" and "broken" not in results["adam"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (["--epochs", "0"], "--epochs: must be at least 1, but got 0"),
+        (["--seed", "-1"], "--seed: must be 0 to 4294967295, but got -1"),
+        (["--seed", "one"], "--seed: must be a whole number, but got 'one'"),
+    ],
+)
+def test_a_wrong_argument_is_refused_and_leaves_an_earlier_result_alone(tmp_path, monkeypatch, capsys, wrong, words):
+    (tmp_path / "autoencoder.json").write_text("earlier")
+    monkeypatch.setattr(bench_blocks, "load", lambda task: [np.ones((0, 3), np.float32)] * 4)
+    monkeypatch.setattr(sys, "argv", ["bench_blocks.py", "--runs", "adam", "--out", str(tmp_path), *wrong])
+    with pytest.raises(SystemExit):
+        bench_blocks.main()
+    assert words in capsys.readouterr().err
+    assert (tmp_path / "autoencoder.json").read_text() == "earlier"

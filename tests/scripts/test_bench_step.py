@@ -1,6 +1,7 @@
 """The times of a step: what becomes of them. That each kind of step runs is tested with the kernels."""
 
 import json
+import subprocess
 import sys
 
 import mindspore as ms
@@ -42,6 +43,29 @@ def test_an_interrupt_loses_the_network_under_way_only(monkeypatch, tmp_path, ca
     found = json.loads(out.read_text())
     assert list(found) == ["lenet"]
     assert found["lenet"]["amortised"]["100"] == pytest.approx(12.0)
+
+
+def test_the_process_whose_memory_is_measured_has_the_options_of_the_one_that_is_timed(monkeypatch, context):
+    asked, timed = [], []
+
+    def in_a_process_of_its_own(command, **_):
+        monkeypatch.setattr(sys, "argv", command[1:])
+        bench_step.main()
+        return subprocess.CompletedProcess(command, 0, "PEAK 1000\n")
+
+    def measure(name, rounds, size, own, options):
+        timed.append((name, size, options))
+        return {"ms": TIMES, "quartiles": {}, "ratio": {}, "state_bytes": 0}
+
+    monkeypatch.setattr(bench_step.subprocess, "run", in_a_process_of_its_own)
+    monkeypatch.setattr(bench_step, "run_for_peak", lambda name, which, *about: asked.append((which, (name, *about))))
+    monkeypatch.setattr(bench_step, "measure", measure)
+    monkeypatch.setattr(bench_step, "report", lambda *_: None)
+    options = ["--network", "lenet", "--batch", "3", "--split", "block", "--factor-share", "0.25"]
+    monkeypatch.setattr(sys, "argv", ["bench_step.py", *options])
+    bench_step.main()
+    assert timed == [("lenet", 3, {"split": "block", "factor_share": 0.25})]
+    assert asked == [("momentum", timed[0]), ("thor", timed[0])]
 
 
 @pytest.mark.parametrize(

@@ -210,6 +210,7 @@ def bench(*arguments, timeout=60):
         (["--trials", 0], "--trials must be at least 1, but got 0"),
         (["--epochs", -1], "--epochs must be at least 1, but got -1"),
         (["--seeds", 0, 1], "--seeds must not have 0: with it the optimizers are tuned"),
+        (["--seeds", 1, 2, 1], "--seeds must differ, but got 1 2 1"),
         (["--contenders", "thor", "kfac", "--out", "nowhere"], "autoencoder: a first-order optimizer has to take part"),
         (["--report-only", "--out", "nowhere"], "autoencoder: no first-order optimizer has finished"),
     ],

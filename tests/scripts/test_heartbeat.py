@@ -23,6 +23,15 @@ def test_signs_of_life(tmp_path, monkeypatch):
     assert str(Beat(0, STARTING, 0.0)) == "while starting" and str(found[4]) == "after step 7 (step)"
 
 
+def test_a_sign_of_life_that_cannot_be_left_ends_nothing(tmp_path, monkeypatch):
+    monkeypatch.setenv(heartbeat.VARIABLE, str(tmp_path / "beats"))
+    heart = Heart(0)
+    heart.beat(0, STARTING)
+    (tmp_path / "beats").mkdir()
+    heart.beat(1, DATA)
+    assert list(read(tmp_path / "beats")) == [0], "the next one is there again"
+
+
 @pytest.mark.parametrize("role", ["none", "MS_SCHED"])
 def test_without_a_launcher_and_in_the_scheduler_nothing_is_left(tmp_path, monkeypatch, role):
     monkeypatch.chdir(tmp_path)

@@ -15,6 +15,7 @@ from scripts import checkpoint
 from scripts.config import save_config
 from scripts.evaluation import Evaluator
 from scripts.recorder import read_metrics
+from scripts.stopping import ended_by_file
 from scripts.training import CHECKPOINTS, train
 from tests.scripts.test_training import last_tensors, quiet, without_times
 from tests.scripts.tiny import tiny_settings
@@ -133,10 +134,11 @@ def test_stop_file_and_sigterm_end_with_a_checkpoint(tmp_path, monkeypatch):
     monkeypatch.setattr(ProgressDisplay, "step", ask)
     run = train(settings, resume="auto", console=quiet())
     assert not run.finished and run.position.step == 3
+    assert ended_by_file(folder)
     assert not (folder / "stop").exists(), "or the continued run would end at once"
     assert (folder / CHECKPOINTS / "step-00000003.json").is_file()
     run = train(settings, resume="auto", console=quiet())
-    assert not run.finished and run.position.step == 7
+    assert not run.finished and run.position.step == 7 and not ended_by_file(folder)
     run = train(settings, resume="auto", console=quiet())
     assert run.finished and run.position.step == 20
     assert [line["step"] for line in read_metrics(folder) if line["kind"] == "step"] == list(range(1, 21))

@@ -67,6 +67,35 @@ def test_errors(runs, tmp_path, program, arguments, message):
     assert message in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "program, out, words",
+    [
+        (eval, "{tmp}", "--out: must be a file to write, but {tmp} is a folder"),
+        (eval, "{tmp}/file/x.json", "--out: the folder of {tmp}/file/x.json cannot be made"),
+        (compare, "{tmp}/a.xyz", "--out: must end with .jpg, .pdf, .png, .svg, but got '{tmp}/a.xyz'"),
+        (compare, "{tmp}", "--out: must end with .jpg"),
+        (plot, "{tmp}/a", "--out: must end with .jpg"),
+        (plot, "{tmp}/a.png", "--out: must be a file to write, but {tmp}/a.png is a folder"),
+    ],
+)
+def test_where_nothing_can_be_written_is_said_before_the_work(tmp_path, program, out, words, capsys):
+    (tmp_path / "file").touch()
+    (tmp_path / "a.png").mkdir()
+    with pytest.raises(SystemExit) as ended:
+        program.main([str(tmp_path / "no-run"), "--out", out.format(tmp=tmp_path)])
+    assert ended.value.code == 2 and words.format(tmp=tmp_path) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("program, name", [(eval, "x.json"), (compare, "x.png"), (plot, "x.svg")])
+def test_the_folder_of_what_is_written_is_made_and_a_full_disk_is_told(runs, tmp_path, program, name):
+    out = tmp_path / "new" / name
+    assert program.main([str(runs[0].folder), "--out", str(out)]) == 0 and out.stat().st_size > 0
+    full = tmp_path / f"full{out.suffix}"
+    full.symlink_to("/dev/full")
+    with pytest.raises(UserError, match=r"cannot be written \(No space left on device\): .*; make room there"):
+        program.main([str(runs[0].folder), "--out", str(full)])
+
+
 @pytest.mark.parametrize("names", [["net.mindir"], ["net_variables", "net_graph.mindir"]])
 def test_mindir_gives_the_same_outputs(runs, tmp_path, names, monkeypatch, capsys):
     """Also as MindSpore splits a large network, and over what an earlier export has left."""

@@ -17,8 +17,9 @@ export PATH=$repository/.venv/bin:"$$PATH"
 MASTER=$$(scontrol show hostnames "$$SLURM_JOB_NODELIST" | sed -n 1p) # head would leave scontrol a closed pipe
 PORT=$$((10000 + SLURM_JOB_ID % 50000)) # jobs that share a host do not meet
 export MASTER PORT
+# Since Slurm 22.05 srun does not take --cpus-per-task from above by itself: all ranks would share one core.
 # shellcheck disable=SC2016 # the variables are each host's own
-srun --kill-on-bad-exit=1 bash -c 'exec python scripts/cluster/launch.py --devices "$$1" \
-  --nodes "$$SLURM_JOB_NUM_NODES" --node-rank "$$SLURM_NODEID" --master "$$MASTER" --port "$$PORT" \
+srun --kill-on-bad-exit=1 --cpus-per-task="$$SLURM_CPUS_PER_TASK" bash -c 'exec python scripts/cluster/launch.py \
+  --devices "$$1" --nodes "$$SLURM_JOB_NUM_NODES" --node-rank "$$SLURM_NODEID" --master "$$MASTER" --port "$$PORT" \
   --restarts "$$2" --log-dir "msrun_log/$$SLURM_JOB_ID/host-$$SLURM_NODEID" -- "$${@:3}"' launch $devices $restarts \
   $arguments

@@ -103,4 +103,7 @@ def test_hanging():
     assert hung(waiting, 0.0, 11.0, Limits(hang=0.0)) is None
     starting = Seen(states=states, beats={0: at(0, "starting")})
     assert hung(starting, 0.0, 99.0, limits) is None and hung(starting, 0.0, 101.0, limits) is not None
+    assert hung(starting, 0.0, 101.0, Limits(hang=0.0, start=100.0)) is not None, "0 is no limit, each for itself"
+    assert hung(starting, 0.0, 1e6, Limits(hang=10.0, start=0.0)) is None
+    assert hung(waiting, 0.0, 11.0, Limits(hang=10.0, start=0.0)) == (1, 11.0)
     assert hung(Seen(states=states, beats={0: at(9, "done"), 1: at(9, "done")}), 0.0, 999.0, limits) is None

@@ -1,5 +1,6 @@
 """Real jobs of two processes: one comes to grief; the launcher ends the job, says why, and goes on if told to."""
 
+import os
 import re
 import signal
 import subprocess
@@ -10,11 +11,15 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+import typer
 
+from scripts.cluster import processes
 from scripts.cluster.launch import described, going_on, launch
 from scripts.cluster.msrun import ROOT, Job
+from scripts.cluster.watch import Attempt, Outcome
 from scripts.config import save_config
 from scripts.errors import UserError
+from scripts.heartbeat import Beat
 from scripts.occupied import occupied
 from scripts.recorder import read_metrics
 from tests.scripts.test_training import last_tensors
@@ -49,9 +54,10 @@ def living(job: subprocess.Popen) -> list[str]:
 
 
 def ended(process: subprocess.Popen, timeout: float = 400) -> tuple[int, str, str]:
-    """Exit status, output and errors of a launcher that leaves nothing behind."""
+    """Exit status, output and errors of a launcher that leaves no process behind, nor signs of life beside the logs."""
     output, errors = process.communicate(timeout=timeout)
     assert not living(process)
+    assert not list(Path(process.args[-1]).parent.rglob("rank-*.json"))
     return process.returncode, output, errors
 
 
@@ -99,6 +105,33 @@ def test_all_ranks_end_after_the_same_step(tmp_path, number):
     assert max((run / "checkpoints").glob("step-*.json")).name == f"step-{last:08d}.json"
 
 
+def ask_by_file(job: subprocess.Popen, run: Path) -> None:
+    (run / "stop").touch()
+
+
+def ask_one_rank(job: subprocess.Popen, run: Path) -> None:
+    """As on the host of a drained pod: the launchers of the others are asked nothing."""
+    (msrun,) = psutil.Process(job.pid).children()
+    processes.roles(msrun.pid)["1"].send_signal(signal.SIGTERM)
+
+
+@pytest.mark.parametrize(
+    ("ask", "status", "message"),
+    [
+        (ask_by_file, 3, "ended by the file `stop` in the run's folder\n"),
+        (ask_one_rank, 130, "ended by request\n"),
+    ],
+)
+def test_a_launcher_tells_the_stop_file_from_a_signal_elsewhere(tmp_path, ask, status, message):
+    """A cluster starts a job again that ended as a host was drained, and none that the user has stopped."""
+    process, run = start(tmp_path, "none", "--restarts", "1", epochs=10_000), tmp_path / "none"
+    wait_until(lambda: read_metrics(run) or process.poll() is not None)
+    ask(process, run)
+    found, output, errors = ended(process)
+    assert (found, errors) == (status, message)
+    assert re.search(r"ended after step \d+; checkpoint saved", output)
+
+
 def job(**values: object) -> Job:
     return Job(
         **{"script": FAULTY, "arguments": ("a b",), "log_dir": Path("log"), "devices": 4, "port": 8118, **values}
@@ -107,7 +140,32 @@ def job(**values: object) -> Job:
 
 def test_a_restart_removes_nothing():
     assert going_on(["--config", "c.yaml", "--overwrite"]) == ("--config", "c.yaml", "--resume", "auto")
+    assert going_on(["--config", "c.yaml"], begun=False) == ("--config", "c.yaml", "--resume", "auto")
     assert going_on(["--resume", "auto", "--seed", "1"]) == ("--resume", "auto", "--seed", "1")
+
+
+@pytest.mark.parametrize(
+    ("steps", "kept"),
+    [
+        ([[0, 0], [0], []], [True, True, False]),  # who tells nothing may have begun
+        ([[0, 0], [0, 1], [0, 0]], [True, False, False]),  # begun once is begun: the third went on
+    ],
+)
+def test_a_restart_overwrites_until_the_new_run_has_begun(tmp_path, monkeypatch, steps, kept):
+    """Or it would go on with the old run, which the first attempt has died too early to remove."""
+    tried: list[bool] = []
+
+    def attempt(self):
+        self._seen.beats = {rank: Beat(step, "starting", 0.0) for rank, step in enumerate([*steps, []][len(tried)])}
+        if tried:
+            assert ("--overwrite" in self._job.arguments) != ("--resume" in self._job.arguments)
+        tried.append("--overwrite" in self._job.arguments)
+        return Outcome(1, "died")
+
+    monkeypatch.setattr(Attempt, "__call__", attempt)
+    with pytest.raises(typer.Exit):
+        launch(["none", "0", "--overwrite"], devices=2, restarts=len(steps), log_dir=tmp_path, script=FAULTY)
+    assert tried == [True, *kept]
 
 
 def test_the_command_and_its_environment():
@@ -127,6 +185,16 @@ def test_the_command_and_its_environment():
     assert subprocess.run(["bash", "-n", "-c", shown], capture_output=True).returncode == 0 and "'a b'" in shown
 
 
+def test_processes_share_the_cores_that_they_may_use(monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(9)))
+    assert job(devices=4).environment({})["OMP_NUM_THREADS"] == "2"
+    assert job(devices=12).environment({})["OMP_NUM_THREADS"] == "1"
+    assert job().environment({"OMP_NUM_THREADS": "5"})["OMP_NUM_THREADS"] == "5"
+    monkeypatch.delattr(os, "sched_getaffinity")  # as on macOS
+    assert job(devices=4).environment({})["OMP_NUM_THREADS"] == "16"
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -143,9 +211,9 @@ def test_what_is_refused(values, message):
 
 
 def test_a_second_job_does_not_take_the_logs_of_the_first(tmp_path):
-    beat = tmp_path / "attempt-0" / "heartbeats" / "rank-0.json"
-    beat.parent.mkdir(parents=True)
-    beat.write_text("{}")
+    log = tmp_path / "attempt-0" / "worker_0.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("step 1\n")
     with occupied(tmp_path, True), pytest.raises(UserError, match="another process .* or give another --log-dir"):
         launch(["none", "0"], devices=1, log_dir=tmp_path, script=FAULTY)
-    assert beat.is_file()
+    assert log.is_file()

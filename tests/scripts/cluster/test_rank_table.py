@@ -75,8 +75,10 @@ def test_hosts_by_their_hccn_conf(tmp_path):
 
 
 def test_the_commands(tmp_path):
-    out = tmp_path / "hccl.json"
+    out = tmp_path / "new" / "hccl.json"
     hosts = ["--host", "10.0.0.1=192.168.1.1,192.168.1.2", "--host", "10.0.0.2=192.168.1.3,192.168.1.4"]
+    nowhere = CliRunner().invoke(app, ["make", *hosts, "--out", str(tmp_path)])
+    assert isinstance(nowhere.exception, UserError) and f"{tmp_path}: cannot be written" in str(nowhere.exception)
     made = CliRunner().invoke(app, ["make", *hosts, "--out", str(out)])
     assert made.exit_code == 0 and "2 servers, 4 ranks" in made.output
     assert CliRunner().invoke(app, ["check", str(out), "--ranks", "4"]).exit_code == 0

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from scripts.cluster.msrun import ROOT
 from scripts.cluster.render import app
-from scripts.errors import UserError
+from scripts.errors import INTERRUPTED, STOPPED, USAGE_ERROR, UserError
 
 SHELLCHECK = Path(sys.executable).parent / "shellcheck"
 
@@ -43,6 +43,7 @@ class Container(Strict):
     workingDir: str
     command: list[str]
     args: list[str]
+    env: list[dict[Literal["name", "value"], str]]
     resources: dict[Literal["requests", "limits"], dict[str, str | int]]
     volumeMounts: list[dict[Literal["name", "mountPath"], str]]
 
@@ -95,15 +96,21 @@ VOLCANO = ["volcano", "--name", "r50", "--config", "c.yaml", "--image", "registr
 SLURM = ["slurm", "--name", "r50", "--config", "c.yaml"]
 
 
-@pytest.mark.parametrize("nodes", [1, 4])
-def test_volcano(nodes, tmp_path):
-    text = rendered(*VOLCANO, "--nodes", nodes, "--", "--optimizer", "momentum", "--data.folder", "a b$(c)")
+@pytest.mark.parametrize(("nodes", "restarts"), [(1, 0), (4, 3)])
+def test_volcano(nodes, restarts, tmp_path):
+    size = ["--nodes", nodes, "--restarts", restarts]
+    text = rendered(*VOLCANO, *size, "--", "--optimizer", "momentum", "--data.folder", "a b$(c)")
     job = VolcanoJob.model_validate(yaml.safe_load(text))
+    assert restarts_allowed(job.spec.maxRetry) == restarts
+    assert [action_at(status, job.spec.policies) for status in (1, USAGE_ERROR, STOPPED, INTERRUPTED)] == [
+        "RestartJob", "TerminateJob", "TerminateJob", "RestartJob",
+    ]  # fmt: skip
     task = job.spec.tasks[0]
     container = task.template.spec.containers[0]
     assert task.replicas == job.spec.minAvailable == nodes
     assert container.resources["requests"] == container.resources["limits"]
     assert container.resources["limits"]["huawei.com/Ascend910"] == 8
+    assert container.env == [{"name": "OMP_NUM_THREADS", "value": "8"}] and container.resources["limits"]["cpu"] == "64"
     mounted = {mount["name"] for mount in container.volumeMounts}
     assert mounted == {volume["name"] for volume in task.template.spec.volumes}
     command = container.args[0].replace("$$(", "$(")  # as Kubernetes reads it
@@ -112,6 +119,20 @@ def test_volcano(nodes, tmp_path):
     assert f"--master_addr={'127.0.0.1' if nodes == 1 else 'r50-worker-0.r50'}" in taken
     settings = ["--optimizer", "momentum", "--data.folder", "a b$(c)", "--out", "/shared/runs/r50"]
     assert taken[-10:] == ["--config", "c.yaml", "--resume", "auto", *settings]
+
+
+def restarts_allowed(max_retry: int) -> int:
+    """How often Volcano starts a job again that goes on failing (pkg/controllers/job/state: running, restarting)."""
+    count = 1  # raised at each restart, and looked at before the job runs again
+    while count < (max_retry or 3):
+        count += 1
+    return count - 1
+
+
+def action_at(status: int, policies: list[Policy]) -> str:
+    """What Volcano does about a pod that failed with a status: the first policy that fits."""
+    fitting = (each.action for each in policies if each.event in ("PodFailed", "*") or each.exitCode == status)
+    return next(fitting, "none")
 
 
 def launched(command: str, environment: dict[str, str], folder: Path) -> list[str]:
@@ -125,20 +146,22 @@ def launched(command: str, environment: dict[str, str], folder: Path) -> list[st
 
 
 def test_slurm(tmp_path):
-    path = tmp_path / "job.sh"
+    path = tmp_path / "jobs" / "job.sh"
     text = rendered(*SLURM, "--nodes", 2, "--devices", 4, "--repository", ROOT, "--file", path, "--", "--out", "a b$c")
     assert text == ""
     assert subprocess.run(["bash", "-n", str(path)], capture_output=True).returncode == 0
     checked = subprocess.run([str(SHELLCHECK), str(path)], capture_output=True, text=True)
     assert checked.returncode == 0, checked.stdout
-    for name, body in (("scontrol", "echo first; echo second"), ("srun", 'shift; exec "$@"'), ("python", PYTHON)):
+    srun = f'while [[ $1 == -* ]]; do echo "$1" >> {tmp_path}/options; shift; done; exec "$@"'
+    for name, body in (("scontrol", "echo first; echo second"), ("srun", srun), ("python", PYTHON)):
         (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
         (tmp_path / name).chmod(0o755)
     script = path.read_text().replace(f"export PATH={ROOT}/.venv/bin:", f"export PATH={tmp_path}:")
     environment = {"PATH": "/usr/bin:/bin", "SLURM_JOB_NODELIST": "x[1-2]", "SLURM_JOB_ID": "123456"}
-    environment |= {"SLURM_JOB_NUM_NODES": "2", "SLURM_NODEID": "1"}
+    environment |= {"SLURM_JOB_NUM_NODES": "2", "SLURM_NODEID": "1", "SLURM_CPUS_PER_TASK": "24"}
     done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+    assert (tmp_path / "options").read_text().splitlines() == ["--kill-on-bad-exit=1", "--cpus-per-task=24"]
     taken = shlex.split(done.stdout)
     for option in ("--worker_num=8", "--node_rank=1", "--master_addr=first", "--master_port=33456"):
         assert option in taken
@@ -158,6 +181,8 @@ PYTHON = f'script=$1; shift; exec {sys.executable} "$script" --dry-run "$@"'
         ([*VOLCANO, "--", "--out", "a\nb"], "must be one line"),
         ([*SLURM, "--time", "soon"], "time = 'soon': must be as in 24:00:00"),
         ([*SLURM, "--gres", "npu 8"], "gres = 'npu 8': must be as in npu:8"),
+        ([*SLURM, "--file", "/dev/null/x"], "/dev/null/x: cannot be written (File exists)"),
+        ([*SLURM, "--file", "."], ".: cannot be written (Is a directory): there is no job file yet; give another path"),
     ],
 )
 def test_what_is_refused(arguments, message):
