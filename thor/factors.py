@@ -3,7 +3,8 @@
 Every layer is brought to one form: *features* X [e, c, d, R], with c independent copies (groups of a convolution, else
 1), d coordinates and e R rows (examples, or example-position pairs) in e parts, and a scale; the factor is scale times
 the sum of X X^T over the parts. A convolution of many positions has each example as a part: gathering all rows in one
-would copy the patches, which are its largest tensors by far.
+would copy the patches, which are its largest tensors by far. Of a dense layer they stay as they come, *by rows*: X^T
+[1, 1, R, d]. Nothing is transposed that can do without: see ``thor.compiled.swapped``.
 
     layer    rows R   A, of the input                G, of g = dL/ds, L the mean loss    source
     dense    N        (1/N) sum a a^T                N sum g g^T                         Martens & Grosse 2015
@@ -25,6 +26,8 @@ from __future__ import annotations
 import mindspore as ms
 from mindspore import ops
 
+from thor.compiled import swapped
+
 #: Positions from which on each example is a part: of fewer, the products are larger than what they are made of.
 PART_POSITIONS = 128
 
@@ -39,16 +42,16 @@ def first_examples(x, share):
 
 
 def dense_input(x, homogeneous):
-    """Input rows [N, I] to features [1, 1, I (+1), N] and A's scale 1 / N."""
+    """Input rows [N, I] to features by rows [1, 1, N, I (+1)] and A's scale 1 / N."""
     rows = x.shape[0]
-    features = x.astype(ms.float32).T.reshape(1, 1, x.shape[1], rows)
-    return append_ones(features, homogeneous), 1.0 / rows
+    features = x.astype(ms.float32).reshape(1, 1, rows, x.shape[1])
+    return append_ones(features, homogeneous, True), 1.0 / rows
 
 
 def dense_output(g):
-    """Output gradients [N, O] to features [1, 1, O, N] and G's scale N."""
+    """Output gradients [N, O] to features by rows [1, 1, N, O] and G's scale N."""
     rows = g.shape[0]
-    return g.astype(ms.float32).T.reshape(1, 1, g.shape[1], rows), 1.0 * rows
+    return g.astype(ms.float32).reshape(1, 1, rows, g.shape[1]), 1.0 * rows
 
 
 def conv_input(x, geometry, homogeneous, by_position=False):
@@ -60,8 +63,8 @@ def conv_input(x, geometry, homogeneous, by_position=False):
     batch, coordinates, positions = patches.shape
     groups, area = geometry.groups, geometry.kernel[0] * geometry.kernel[1]
     if by_position:
-        patches = patches.reshape(batch, groups, coordinates // (groups * area), area, positions)
-        patches = patches.transpose(0, 1, 3, 2, 4).reshape(batch, coordinates, positions)
+        patches = swapped(patches, batch * groups, coordinates // (groups * area), area, positions)
+        patches = patches.reshape(batch, coordinates, positions)
     return append_ones(parts(patches, groups), homogeneous), 1.0 / batch
 
 
@@ -78,7 +81,7 @@ def parts(values, groups):
     batch, channels, positions = values.shape
     if positions >= PART_POSITIONS:
         return values.reshape(batch, groups, channels // groups, positions)
-    return values.transpose(1, 0, 2).reshape(1, groups, channels // groups, batch * positions)
+    return swapped(values, 1, batch, channels, positions).reshape(1, groups, channels // groups, batch * positions)
 
 
 def token_frequencies(ids, vocabulary):
@@ -129,20 +132,27 @@ def layer_normalized(x, epsilon):
     return centred * ops.rsqrt((centred * centred).mean(-1, keep_dims=True) + epsilon)
 
 
-def append_ones(features, homogeneous):
+def append_ones(features, homogeneous, by_rows=False):
     """Add the bias's coordinate, constant 1, behind the others."""
     if not homogeneous:
         return features
-    count, copies, _, rows = features.shape
-    return ops.cat((features, ops.ones((count, copies, 1, rows), ms.float32)), 2)
+    return behind(features, 1, 1.0, by_rows)
 
 
-def pad_features(features, padded):
-    """Zero coordinates behind [e, c, d, R] up to ``padded``, so that blocks are even."""
-    count, copies, dim, rows = features.shape
-    if dim == padded:
+def pad_features(features, padded, by_rows=False):
+    """Zero coordinates behind the others up to ``padded``, so that blocks are even."""
+    missing = padded - features.shape[3 if by_rows else 2]
+    if missing == 0:
         return features
-    return ops.cat((features, ops.zeros((count, copies, padded - dim, rows), ms.float32)), 2)
+    return behind(features, missing, 0.0, by_rows)
+
+
+def behind(features, more, value, by_rows):
+    """So many coordinates of one value behind those of the features."""
+    count, copies, before, last = features.shape
+    if by_rows:
+        return ops.cat((features, ops.full((count, copies, before, more), value, dtype=ms.float32)), 3)
+    return ops.cat((features, ops.full((count, copies, more, last), value, dtype=ms.float32)), 2)
 
 
 def over_parts(values):
@@ -156,8 +166,10 @@ def over_parts(values):
     return ops.matmul(ops.ones((1, count), ms.float32), values.reshape(count, -1)).reshape(values.shape[1:])
 
 
-def block_gram(features, scale, size, count):
-    """The diagonal blocks [c, n, b, b] of scale * X X^T for padded features [e, c, n b, R]."""
+def block_gram(features, scale, size, count, by_rows=False):
+    """The diagonal blocks [c, n, b, b] of scale * X X^T for padded features [e, c, n b, R], or [1, c, R, n b]."""
+    if by_rows:
+        return block_gram_by_rows(features, size, count) * scale
     many, copies, _, rows = features.shape
     if size == 1:
         return (over_parts((features * features).sum(-1)) * scale).reshape(copies, count, 1, 1)
@@ -166,7 +178,19 @@ def block_gram(features, scale, size, count):
     return over_parts(gram.reshape(many, copies, count, size, size)) * scale
 
 
-def scaled_mean(features, scale, bias_apart=False):
+def block_gram_by_rows(features, size, count):
+    """The diagonal blocks [c, n, b, b] of X X^T, X^T being [1, c, R, n b]."""
+    _, copies, rows, _ = features.shape
+    if size == 1:
+        return (features * features).sum(-2).reshape(copies, count, 1, 1)
+    blocks = features
+    if count > 1:
+        blocks = swapped(features, copies, rows, count, size)
+    blocks = blocks.reshape(copies * count, rows, size)
+    return ops.BatchMatMul(transpose_a=True)(blocks, blocks).reshape(copies, count, size, size)
+
+
+def scaled_mean(features, scale, bias_apart=False, by_rows=False):
     """U [c, n b (+1), 1] with scale * X X^T - u u^T positive semi-definite: u = sqrt(scale / R) * sum of rows.
 
     u u^T is R * scale times the outer product of the mean row, the largest share of the mean's direction that can be
@@ -174,16 +198,25 @@ def scaled_mean(features, scale, bias_apart=False):
     coordinate for the bias, and the mean of its constant 1, sqrt(scale R), is added behind theirs.
     """
     many, copies, dim, each = features.shape
+    if by_rows:
+        dim, each = each, dim
+        sums = ops.matmul(ops.ones((1, 1, each), ms.float32), features.reshape(copies, each, dim))
+        sums = sums.reshape(copies, dim, 1)
+    else:
+        sums = ops.matmul(features.reshape(-1, each), ops.ones((each, 1), ms.float32))
+        sums = over_parts(sums.reshape(many, copies, dim, 1))
     rows = many * each
-    sums = ops.matmul(features.reshape(-1, each), ops.ones((each, 1), ms.float32)).reshape(many, copies, dim, 1)
-    mean = over_parts(sums) * (scale / rows) ** 0.5
+    mean = sums * (scale / rows) ** 0.5
     if not bias_apart:
         return mean
     return ops.cat((mean, ops.full((copies, 1, 1), (scale * rows) ** 0.5, dtype=ms.float32)), 1)
 
 
-def sketch(features, scale, probe):
+def sketch(features, scale, probe, by_rows=False):
     """Z = scale * X (X^T Q), [c, n b, r] for Q [c, n b, r]: the factor applied to Q without forming it."""
+    if by_rows:
+        transposed = features.reshape(features.shape[1:])
+        return ops.BatchMatMul(transpose_a=True)(transposed, ops.bmm(transposed, probe)) * scale
     each = probe.expand_dims(0).broadcast_to(features.shape[:1] + probe.shape)
     rows = ops.BatchMatMul(transpose_a=True)(each, features)
     return over_parts(ops.BatchMatMul(transpose_b=True)(features, rows)) * scale

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from mindspore import ops
 
-from thor.compiled import window_of
+from thor.compiled import swapped, window_of
 
 #: Of [c, n, ...] as they are: a reshaped Parameter would be copied at each step, anything else is reshaped for nothing.
 _product = ops.BatchMatMul()
@@ -76,15 +76,15 @@ def multiply_left(x, inverse):
 
 
 def multiply_right(x, inverse):
-    """X Q for block-diagonal Q: column blocks take one transposition each way, unless there is one block."""
+    """X Q for block-diagonal Q: column blocks are brought together and back, unless there is one block."""
     copies, count, size, _ = inverse.shape
     rows = x.shape[1]
     if size == 1:
         return x * inverse.reshape(copies, 1, count)
     if count == 1:
         return _product(x.reshape(copies, 1, rows, size), inverse).reshape(copies, rows, size)
-    blocks = x.reshape(copies, rows, count, size).transpose(0, 2, 1, 3)
-    return _product(blocks, inverse).transpose(0, 2, 1, 3).reshape(copies, rows, count * size)
+    blocks = swapped(x, copies, rows, count, size)
+    return swapped(_product(blocks, inverse), copies, count, rows, size).reshape(copies, rows, count * size)
 
 
 def to_matrix(weight, bias, copies, rows, columns, positions=1):

@@ -49,19 +49,19 @@ class Statistics(nn.Cell):
 
     def __init__(self, features: Features, cut):
         super().__init__(auto_prefix=False)
-        self.features = features
+        self.features, self.by_rows = features, features.kind.startswith("dense")
         self.size, self.count, self.padded, self.split = cut.size, cut.count, cut.padded, cut.split
         self.bias_apart = cut.bias_apart
 
     def construct(self, x, probe):
         features, scale = self.features(x)
-        features = factors.pad_features(features, self.padded)
-        blocks = factors.block_gram(features, scale, self.size, self.count)
+        features = factors.pad_features(features, self.padded, self.by_rows)
+        blocks = factors.block_gram(features, scale, self.size, self.count, self.by_rows)
         beside = ops.zeros_like(probe)
         if self.split == "block+mean":
-            beside = factors.scaled_mean(features, scale, self.bias_apart)
+            beside = factors.scaled_mean(features, scale, self.bias_apart, self.by_rows)
         elif self.split == "block+rank":
-            beside = factors.sketch(features, scale, probe)
+            beside = factors.sketch(features, scale, probe, self.by_rows)
         return blocks, beside, ops.ones((1,), ms.float32)
 
 

@@ -27,9 +27,9 @@ def gathered(x, size, across=0):
     made = Factor("layer.a", BlockPlan(block_size=size).cut(x.shape[1], bias=True, across=across), 1)
     cut = made.cut
     features, scale = factors.dense_input(tensor(x[:, :-1]), False)
-    features = factors.pad_features(features, cut.padded)
-    made.blocks.set_data(factors.block_gram(features, scale, cut.size, cut.count))
-    made.beside.set_data(factors.scaled_mean(features, scale, cut.bias_apart))
+    features = factors.pad_features(features, cut.padded, True)
+    made.blocks.set_data(factors.block_gram(features, scale, cut.size, cut.count, True))
+    made.beside.set_data(factors.scaled_mean(features, scale, cut.bias_apart, True))
     return made
 
 

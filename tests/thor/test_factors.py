@@ -25,10 +25,11 @@ def dense(blocks):
     return full
 
 
-def gram(features, scale, size):
-    dim = features.shape[2]
+def gram(features, scale, size, by_rows=False):
+    dim = features.shape[3 if by_rows else 2]
     count = -(-dim // size)
-    return factors.block_gram(factors.pad_features(features, size * count), scale, size, count)
+    padded = factors.pad_features(features, size * count, by_rows)
+    return factors.block_gram(padded, scale, size, count, by_rows)
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -37,8 +38,9 @@ def test_dense_factors_equal_the_gram_matrices_of_the_rows(bias):
     wanted = reference.dense_factors(a.asnumpy(), g.asnumpy(), bias)
     for (features, scale), matrix in zip((factors.dense_input(a, bias), factors.dense_output(g)), wanted, strict=True):
         dim = len(matrix)
-        np.testing.assert_allclose(gram(features, scale, dim)[0, 0].asnumpy(), matrix, **CLOSE)
-        np.testing.assert_allclose(factors.traces(gram(features, scale, 2)).asnumpy(), [np.trace(matrix)], rtol=1e-5)
+        np.testing.assert_allclose(gram(features, scale, dim, True)[0, 0].asnumpy(), matrix, **CLOSE)
+        traces = factors.traces(gram(features, scale, 2, True)).asnumpy()
+        np.testing.assert_allclose(traces, [np.trace(matrix)], rtol=1e-5)
 
 
 VARIANTS = {
@@ -96,8 +98,8 @@ def test_convolution_factors_equal_the_patches_gram_matrices(variant, bias, part
 @pytest.mark.parametrize("size", [1, 2, 4, 5])
 def test_blocks_equal_the_diagonal_blocks_of_the_full_factor(size):
     features, scale = factors.dense_input(tensor(7, 9), True)
-    full = gram(features, scale, 10)[0, 0].asnumpy()
-    blocks = dense(gram(features, scale, size))[0]
+    full = gram(features, scale, 10, True)[0, 0].asnumpy()
+    blocks = dense(gram(features, scale, size, True))[0]
     np.testing.assert_allclose(blocks[:10, :10], reference.block_diagonal(full, size), **CLOSE)
     assert not blocks[10:].any() and not blocks[:, 10:].any()
 
@@ -105,8 +107,8 @@ def test_blocks_equal_the_diagonal_blocks_of_the_full_factor(size):
 def test_the_mean_is_the_largest_that_leaves_the_rest_positive_semi_definite():
     rows = tensor(7, 5)
     features, scale = factors.dense_input(rows, True)
-    full = gram(features, scale, 6)[0, 0].asnumpy().astype(np.float64)
-    mean = factors.scaled_mean(features, scale)[0, :, 0].asnumpy().astype(np.float64)
+    full = gram(features, scale, 6, True)[0, 0].asnumpy().astype(np.float64)
+    mean = factors.scaled_mean(features, scale, by_rows=True)[0, :, 0].asnumpy().astype(np.float64)
     np.testing.assert_allclose(mean, [*rows.asnumpy().mean(0), 1.0], rtol=1e-5)
     lowest = np.linalg.eigvalsh(full - np.outer(mean, mean))[0]
     assert lowest > -1e-5
@@ -124,11 +126,12 @@ def test_the_mean_of_a_convolutions_patches_is_scaled_with_their_number(parts_fr
 
 def test_a_sketch_is_the_factor_times_the_probe(parts_from):
     of_groups = factors.conv_output(tensor(3, 12, 2, 2), 2)
-    for features, scale in (factors.dense_input(tensor(7, 6), False), of_groups):
+    for (features, scale), by_rows in ((factors.dense_input(tensor(7, 6), False), True), (of_groups, False)):
         copies = features.shape[1]
         probe = tensor(copies, 6, 2)
-        full = gram(features, scale, 6)[:, 0].asnumpy()
-        np.testing.assert_allclose(factors.sketch(features, scale, probe).asnumpy(), full @ probe.asnumpy(), **CLOSE)
+        full = gram(features, scale, 6, by_rows)[:, 0].asnumpy()
+        found = factors.sketch(features, scale, probe, by_rows).asnumpy()
+        np.testing.assert_allclose(found, full @ probe.asnumpy(), **CLOSE)
 
 
 def test_blocks_of_one_are_the_diagonal_in_both_forms(parts_from):
@@ -149,4 +152,4 @@ def test_factors_are_float32_for_half_precision_inputs():
     rows = Tensor(np.full((4, 3), 300.0), ms.float16)
     for features, scale in (factors.dense_input(rows, True), factors.dense_output(rows)):
         assert features.dtype == ms.float32
-        assert np.isfinite(gram(features, scale, 2).asnumpy()).all()
+        assert np.isfinite(gram(features, scale, 2, True).asnumpy()).all()
