@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 from mindspore import Tensor
 
 
@@ -29,14 +28,14 @@ def settings_to_share(optimizer: Any, accumulate: int) -> dict[str, Any]:
     }
 
 
-def refresh_alike(optimizer: Any, layers: list[int], traces: np.ndarray) -> int:
+def refresh_alike(optimizer: Any, layers: list[int]) -> int:
     """A refresh of :class:`thor.THOR` that decides alike on all ranks; bytes that this one put into messages for it.
 
     All take rank 0's traces: of sums of the same numbers the last bit may differ between processors, which can turn a
     decision.
     """
     ranks = optimizer.ranks
-    before = 0 if ranks is None else ranks.bytes
+    before, traces = 0 if ranks is None else ranks.bytes, optimizer.fresh_traces(layers)
     optimizer.refresh(layers, traces if ranks is None else ranks.of_first(traces))
     return 0 if ranks is None else ranks.bytes - before
 

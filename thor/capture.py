@@ -25,7 +25,8 @@ from mindspore import Parameter, nn
 from thor import convolution, device
 from thor.compiled import shared
 from thor.pair_taps import EmbeddingTap, NormTap, PairPort, TappedPair, TiedDecoderTap, TiedEmbeddingTap, plain
-from thor.taps import Features, InputTap, OutputTap, Port, Statistics, TappedConv2d, TappedDense
+from thor.statistics import statistics_of
+from thor.taps import InputTap, OutputTap, Port, TappedConv2d, TappedDense
 
 #: A Cell of another class that computes x W^T (+ bias) says so by this class attribute: ``thor_kind = "dense"``.
 #: It matters for a decoder that shares an embedding's table.
@@ -234,8 +235,8 @@ def _attach_two(cell, target, a_cut, g_cut, a_parameters, g_parameters, order, s
     """A port on the input and one on the output before activation."""
     geometry = convolution.geometry_of(cell) if target.kind == "conv" else None
     in_features = target.bias is not None and not a_cut.bias_apart
-    inputs = _statistics(a_cut, share, f"{target.kind}_input", in_features, geometry, target.copies, order)
-    outputs = _statistics(g_cut, share, f"{target.kind}_output", copies=target.copies)
+    inputs = statistics_of(a_cut, share, f"{target.kind}_input", in_features, geometry, target.copies, order)
+    outputs = statistics_of(g_cut, share, f"{target.kind}_output", copies=target.copies)
     thor_input = Port(shared(InputTap, inputs), *a_parameters)
     thor_output = Port(shared(OutputTap, outputs), *g_parameters)
     original = type(cell)
@@ -246,14 +247,6 @@ def _attach_two(cell, target, a_cut, g_cut, a_parameters, g_parameters, order, s
     return [thor_input, thor_output]
 
 
-def _statistics(
-    cut, share: float, kind: str, homogeneous: bool = False, geometry: convolution.Geometry | None = None,
-    copies: int = 1, order: str = "channel",
-) -> Statistics:  # fmt: skip
-    """What makes a factor's statistics, one Cell for all layers of one form."""
-    return shared(Statistics, shared(Features, kind, homogeneous, geometry, copies, order, share), cut)
-
-
 def _pair_tap(cell: nn.Cell, target: Target, g_cut, share: float) -> nn.Cell:
     if target.kind.startswith("norm"):
         is_layer = isinstance(cell, nn.LayerNorm)
@@ -261,8 +254,8 @@ def _pair_tap(cell: nn.Cell, target: Target, g_cut, share: float) -> nn.Cell:
         return shared(NormTap, "layer" if is_layer else "batch", target.kind == "norm_scale", float(epsilon))
     if isinstance(cell, nn.Embedding):
         tap = EmbeddingTap if target.kind == "embedding" else TiedEmbeddingTap
-        return shared(tap, target.a_dim, _statistics(g_cut, share, "dense_output"))
-    return shared(TiedDecoderTap, _statistics(g_cut, share, "dense_input"))
+        return shared(tap, target.a_dim, statistics_of(g_cut, share, "dense_output"))
+    return shared(TiedDecoderTap, statistics_of(g_cut, share, "dense_input"))
 
 
 def _attach_pair(cell: nn.Cell, slot: str, port: PairPort) -> None:

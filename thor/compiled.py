@@ -17,6 +17,8 @@ from mindspore import Tensor, ops
 over = ops.Map()
 _slice = ops.Slice()
 _gather = ops.Gather()
+#: ``reshaped(x, shape)``: the operator, where ``x.reshape`` costs the compiler half as much again.
+reshaped = ops.Reshape()
 
 
 @functools.cache
@@ -40,7 +42,20 @@ def swapped(x: Any, outer: int, first: int, second: int, each: int) -> Any:
     its graph lives, twice what the tensor takes itself, and is slower by half (docs/speed.md).
     """
     order = _order_of_rows(outer, first, second)
-    return _gather(x.reshape(-1, each), order, 0).reshape(outer, second, first, each)
+    return reshaped(_gather(reshaped(x, (-1, each)), order, 0), (outer, second, first, each))
+
+
+@ops.constexpr
+def constant(shape: tuple[int, ...], value: float) -> Tensor:
+    """A float32 Tensor of one number, made while a graph is compiled: ``ops.full`` is interpreted at every use."""
+    return Tensor(np.full(shape, value, np.float32))
+
+
+@ops.constexpr
+def constants(shape: tuple[int, ...], values: tuple[float, ...], axis: int) -> Tensor:
+    """As :func:`constant`, of several numbers along an axis."""
+    along = np.array(values, np.float32).reshape([-1 if i == axis else 1 for i in range(len(shape))])
+    return Tensor(np.broadcast_to(along, shape).copy())
 
 
 @ops.constexpr

@@ -26,7 +26,12 @@ from __future__ import annotations
 import mindspore as ms
 from mindspore import ops
 
-from thor.compiled import swapped
+from thor.compiled import constant, constants, reshaped, swapped
+
+_product, _sum = ops.MatMul(), ops.ReduceSum()
+_gram, _gram_by_rows = ops.BatchMatMul(transpose_b=True), ops.BatchMatMul(transpose_a=True)
+_behind, _behind_by_rows = ops.Concat(2), ops.Concat(3)
+_cast = ops.Cast()
 
 #: Positions from which on each example is a part: of fewer, the products are larger than what they are made of.
 PART_POSITIONS = 128
@@ -41,47 +46,50 @@ def first_examples(x, share):
     return x[:kept], count / kept
 
 
-def dense_input(x, homogeneous):
-    """Input rows [N, I] to features by rows [1, 1, N, I (+1)] and A's scale 1 / N."""
-    rows = x.shape[0]
-    features = x.astype(ms.float32).reshape(1, 1, rows, x.shape[1])
-    return append_ones(features, homogeneous, True), 1.0 / rows
+def dense_input(x):
+    """Input rows [N, I] to features by rows [1, 1, N, I] and A's scale 1 / N."""
+    rows, inputs = x.shape
+    return reshaped(_cast(x, ms.float32), (1, 1, rows, inputs)), 1.0 / rows
 
 
 def dense_output(g):
     """Output gradients [N, O] to features by rows [1, 1, N, O] and G's scale N."""
-    rows = g.shape[0]
-    return g.astype(ms.float32).reshape(1, 1, rows, g.shape[1]), 1.0 * rows
+    rows, outputs = g.shape
+    return reshaped(_cast(g, ms.float32), (1, 1, rows, outputs)), 1.0 * rows
 
 
-def conv_input(x, geometry, homogeneous, by_position=False):
-    """Input [B, C, H, W] to features [B, g, (C / g) k (+1), P], or [1, g, ..., B P], and A's scale 1 / B.
+def conv_input(x, geometry):
+    """Input [B, C, H, W] to features [B, g, (C / g) k, P], or [1, g, ..., B P], and A's scale 1 / B.
 
-    Coordinates stand in the order (channel, kernel position), or (kernel position, channel) ``by_position``.
+    Coordinates stand in the order (channel, kernel position).
     """
-    patches = geometry(x.astype(ms.float32))
+    patches = geometry(_cast(x, ms.float32))
+    return parts(patches, geometry.groups), 1.0 / patches.shape[0]
+
+
+def conv_input_by_position(x, geometry):
+    """As :func:`conv_input`, with coordinates in the order (kernel position, channel)."""
+    patches = geometry(_cast(x, ms.float32))
     batch, coordinates, positions = patches.shape
     groups, area = geometry.groups, geometry.kernel[0] * geometry.kernel[1]
-    if by_position:
-        patches = swapped(patches, batch * groups, coordinates // (groups * area), area, positions)
-        patches = patches.reshape(batch, coordinates, positions)
-    return append_ones(parts(patches, groups), homogeneous), 1.0 / batch
+    ordered = swapped(patches, batch * groups, coordinates // (groups * area), area, positions)
+    return parts(reshaped(ordered, patches.shape), groups), 1.0 / batch
 
 
 def conv_output(g, groups):
     """Output gradients [B, O, H, W] to features [B, g, O / g, P], or [1, g, O / g, B P], and G's scale B / P."""
     batch, channels, height, width = g.shape
     positions = height * width
-    values = g.astype(ms.float32).reshape(batch, channels, positions)
-    return parts(values, groups), 1.0 * batch / positions
+    return parts(reshaped(_cast(g, ms.float32), (batch, channels, positions)), groups), 1.0 * batch / positions
 
 
 def parts(values, groups):
     """[B, C, P] as features: each example a part where it has many positions, else all rows in one part."""
     batch, channels, positions = values.shape
     if positions >= PART_POSITIONS:
-        return values.reshape(batch, groups, channels // groups, positions)
-    return swapped(values, 1, batch, channels, positions).reshape(1, groups, channels // groups, batch * positions)
+        return reshaped(values, (batch, groups, channels // groups, positions))
+    rows = swapped(values, 1, batch, channels, positions)
+    return reshaped(rows, (1, groups, channels // groups, batch * positions))
 
 
 def token_frequencies(ids, vocabulary):
@@ -132,100 +140,94 @@ def layer_normalized(x, epsilon):
     return centred * ops.rsqrt((centred * centred).mean(-1, keep_dims=True) + epsilon)
 
 
-def append_ones(features, homogeneous, by_rows=False):
-    """Add the bias's coordinate, constant 1, behind the others."""
-    if not homogeneous:
-        return features
-    return behind(features, 1, 1.0, by_rows)
+def behind(features, values):
+    """Features [e, c, d, R] with constant coordinates behind the others: 1 for a bias, zeros that make blocks even."""
+    count, copies, _, rows = features.shape
+    return _behind((features, constants((count, copies, len(values), rows), values, 2)))
 
 
-def pad_features(features, padded, by_rows=False):
-    """Zero coordinates behind the others up to ``padded``, so that blocks are even."""
-    missing = padded - features.shape[3 if by_rows else 2]
-    if missing == 0:
-        return features
-    return behind(features, missing, 0.0, by_rows)
+def behind_by_rows(features, values):
+    """The same for features by rows, [1, 1, R, d]."""
+    return _behind_by_rows((features, constants((1, 1, features.shape[2], len(values)), values, 3)))
 
 
-def behind(features, more, value, by_rows):
-    """So many coordinates of one value behind those of the features."""
-    count, copies, before, last = features.shape
-    if by_rows:
-        return ops.cat((features, ops.full((count, copies, before, more), value, dtype=ms.float32)), 3)
-    return ops.cat((features, ops.full((count, copies, more, last), value, dtype=ms.float32)), 2)
+def block_gram(features, scale, size, count):
+    """The diagonal blocks [c, n, b, b] of scale * X X^T, for features [e, c, n b, R]."""
+    many, copies, _, rows = features.shape
+    blocks = reshaped(features, (-1, size, rows))
+    sums = over_parts(reshaped(_gram(blocks, blocks), (many, -1)))
+    return reshaped(sums * scale, (copies, count, size, size))
+
+
+def block_gram_by_rows(features, scale, size, count):
+    """The same for features by rows, [1, 1, R, n b]."""
+    rows = features.shape[2]
+    blocks = reshaped(swapped(features, 1, rows, count, size), (count, rows, size))
+    return reshaped(_gram_by_rows(blocks, blocks) * scale, (1, count, size, size))
+
+
+def diagonal(features, scale):
+    """The diagonal [c, d, 1, 1] of scale * X X^T, for features [e, c, d, R]."""
+    many, copies, dim, _ = features.shape
+    sums = over_parts(reshaped(_sum(features * features, -1), (many, -1)))
+    return reshaped(sums * scale, (copies, dim, 1, 1))
+
+
+def diagonal_by_rows(features, scale):
+    """The same for features by rows, [1, 1, R, d]."""
+    return reshaped(_sum(features * features, 2) * scale, (1, features.shape[3], 1, 1))
+
+
+def scaled_mean(features, scale):
+    """U [c, d, 1] with scale * X X^T - u u^T positive semi-definite: u = sqrt(scale / R) * sum of rows.
+
+    u u^T is R * scale times the outer product of the mean row, the largest share of the mean's direction that can be
+    taken out (Jensen). For a dense layer's A it is the mean input itself.
+    """
+    many, copies, dim, each = features.shape
+    sums = _product(reshaped(features, (-1, each)), constant((each, 1), 1.0))
+    return reshaped(over_parts(reshaped(sums, (many, -1))) * root(scale, many * each), (copies, dim, 1))
+
+
+def scaled_mean_by_rows(features, scale):
+    """The same for features by rows, [1, 1, R, d]."""
+    _, _, rows, dim = features.shape
+    sums = _product(constant((1, rows), 1.0), reshaped(features, (rows, dim)))
+    return reshaped(sums * root(scale, rows), (1, dim, 1))
+
+
+def bias_mean(features, scale):
+    """[c, 1, 1]: what :func:`scaled_mean` has for a coordinate that is 1 in all rows, sqrt(scale R)."""
+    many, copies, _, each = features.shape
+    return constant((copies, 1, 1), many * each * root(scale, many * each))
+
+
+def bias_mean_by_rows(features, scale):
+    """The same for features by rows, [1, 1, R, d]."""
+    return constant((1, 1, 1), features.shape[2] * root(scale, features.shape[2]))
+
+
+def root(scale, rows):
+    """Sqrt(scale / rows)."""
+    return (scale / rows) ** 0.5
+
+
+def sketch(features, scale, probe):
+    """Z = scale * X (X^T Q), [c, n b, r] for Q [c, n b, r]: the factor applied to Q without forming it."""
+    each = ops.broadcast_to(probe.expand_dims(0), features.shape[:1] + probe.shape)
+    z = _gram(features, _gram_by_rows(each, features))
+    return reshaped(over_parts(reshaped(z, (features.shape[0], -1))) * scale, probe.shape)
+
+
+def sketch_by_rows(features, scale, probe):
+    """The same for features by rows, [1, 1, R, n b]."""
+    transposed = reshaped(features, features.shape[1:])
+    return _gram_by_rows(transposed, ops.bmm(transposed, probe)) * scale
 
 
 def over_parts(values):
-    """The sum of [e, ...] over the parts, by a product: MindSpore's CPU sums along the first axis slowly.
-
-    Of one part by a reshape, which copies nothing: an index is slow to run.
-    """
-    count = values.shape[0]
-    if count == 1:
-        return values.reshape(values.shape[1:])
-    return ops.matmul(ops.ones((1, count), ms.float32), values.reshape(count, -1)).reshape(values.shape[1:])
-
-
-def block_gram(features, scale, size, count, by_rows=False):
-    """The diagonal blocks [c, n, b, b] of scale * X X^T for padded features [e, c, n b, R], or [1, c, R, n b]."""
-    if by_rows:
-        return block_gram_by_rows(features, size, count) * scale
-    many, copies, _, rows = features.shape
-    if size == 1:
-        return (over_parts((features * features).sum(-1)) * scale).reshape(copies, count, 1, 1)
-    blocks = features.reshape(many * copies * count, size, rows)
-    gram = ops.BatchMatMul(transpose_b=True)(blocks, blocks)
-    return over_parts(gram.reshape(many, copies, count, size, size)) * scale
-
-
-def block_gram_by_rows(features, size, count):
-    """The diagonal blocks [c, n, b, b] of X X^T, X^T being [1, c, R, n b]."""
-    _, copies, rows, _ = features.shape
-    if size == 1:
-        return (features * features).sum(-2).reshape(copies, count, 1, 1)
-    blocks = features
-    if count > 1:
-        blocks = swapped(features, copies, rows, count, size)
-    blocks = blocks.reshape(copies * count, rows, size)
-    return ops.BatchMatMul(transpose_a=True)(blocks, blocks).reshape(copies, count, size, size)
-
-
-def scaled_mean(features, scale, bias_apart=False, by_rows=False):
-    """U [c, n b (+1), 1] with scale * X X^T - u u^T positive semi-definite: u = sqrt(scale / R) * sum of rows.
-
-    u u^T is R * scale times the outer product of the mean row, the largest share of the mean's direction that can be
-    taken out (Jensen). For a dense layer's A it is the mean input itself. With ``bias_apart`` the features have no
-    coordinate for the bias, and the mean of its constant 1, sqrt(scale R), is added behind theirs.
-    """
-    many, copies, dim, each = features.shape
-    if by_rows:
-        dim, each = each, dim
-        sums = ops.matmul(ops.ones((1, 1, each), ms.float32), features.reshape(copies, each, dim))
-        sums = sums.reshape(copies, dim, 1)
-    else:
-        sums = ops.matmul(features.reshape(-1, each), ops.ones((each, 1), ms.float32))
-        sums = over_parts(sums.reshape(many, copies, dim, 1))
-    rows = many * each
-    mean = sums * (scale / rows) ** 0.5
-    if not bias_apart:
-        return mean
-    return ops.cat((mean, ops.full((copies, 1, 1), (scale * rows) ** 0.5, dtype=ms.float32)), 1)
-
-
-def sketch(features, scale, probe, by_rows=False):
-    """Z = scale * X (X^T Q), [c, n b, r] for Q [c, n b, r]: the factor applied to Q without forming it."""
-    if by_rows:
-        transposed = features.reshape(features.shape[1:])
-        return ops.BatchMatMul(transpose_a=True)(transposed, ops.bmm(transposed, probe)) * scale
-    each = probe.expand_dims(0).broadcast_to(features.shape[:1] + probe.shape)
-    rows = ops.BatchMatMul(transpose_a=True)(each, features)
-    return over_parts(ops.BatchMatMul(transpose_b=True)(features, rows)) * scale
-
-
-def bias_trace(beside, uses):
-    """The bias's share of each copy's trace, [c], where it stands apart: the square of its entry of the mean."""
-    entry = beside.reshape(beside.shape[0], -1)[:, -1]
-    return entry * entry / ops.maximum(uses, ops.ones_like(uses))
+    """The sum of [e, m] over the parts, [1, m], by a product: MindSpore's CPU sums along the first axis slowly."""
+    return _product(constant((1, values.shape[0]), 1.0), values)
 
 
 def traces(blocks):

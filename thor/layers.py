@@ -93,6 +93,16 @@ class Factor:
         """Everything, for checkpoints."""
         return (*self.estimates, self.probe, *self.cache)
 
+    def traces(self) -> np.ndarray:
+        """Of each copy's estimate, [c] float32: its blocks', and where a bias stands apart, its entry of the mean's.
+
+        The mean entry's square over the uses is the mean's share of it, as in :func:`directions`.
+        """
+        found = np.einsum("cnii->c", self.blocks.asnumpy(), dtype=np.float64)
+        if self.cut.bias_apart:
+            found += self.beside.asnumpy()[:, -1, 0].astype(np.float64) ** 2 / max(1.0, float(self.uses.asnumpy()[0]))
+        return found.astype(np.float32)
+
     def dense(self) -> np.ndarray:
         """The factor as it is approximated, [c, dim, dim] float32: blocks, and what stands beside them.
 

@@ -11,7 +11,7 @@ import types
 from mindspore import nn, ops
 
 from thor import factors
-from thor.taps import Statistics
+from thor.statistics import Statistics
 
 
 class PairPort(nn.Cell):

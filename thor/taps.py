@@ -11,58 +11,10 @@ The Parameters of a port double as storage: they hold the running estimate (see 
 
 from __future__ import annotations
 
-import mindspore as ms
 from mindspore import Parameter, nn, ops
 
-from thor import convolution, factors
-
-
-class Features(nn.Cell):
-    """From a layer's input or output gradient to features and scale; see factors.py.
-
-    ``share`` of the examples is looked at.
-    """
-
-    def __init__(
-        self, kind: str, homogeneous: bool, geometry: convolution.Geometry | None, groups: int, order: str,
-        share: float = 1.0,
-    ):  # fmt: skip
-        super().__init__(auto_prefix=False)
-        self.kind, self.homogeneous, self.groups = kind, homogeneous, groups
-        self.geometry, self.by_position, self.share = geometry, order == "position", share
-
-    def construct(self, x):
-        x, times = factors.first_examples(x, self.share)
-        if self.kind == "dense_input":
-            return factors.dense_input(x, self.homogeneous)
-        if self.kind == "conv_input":
-            return factors.conv_input(x, self.geometry, self.homogeneous, self.by_position)
-        if self.kind == "dense_output":
-            features, scale = factors.dense_output(x)
-        else:
-            features, scale = factors.conv_output(x, self.groups)
-        return features, scale * times * times
-
-
-class Statistics(nn.Cell):
-    """Fresh statistics of one factor: blocks, what the split keeps beside them, and a 1 that counts uses."""
-
-    def __init__(self, features: Features, cut):
-        super().__init__(auto_prefix=False)
-        self.features, self.by_rows = features, features.kind.startswith("dense")
-        self.size, self.count, self.padded, self.split = cut.size, cut.count, cut.padded, cut.split
-        self.bias_apart = cut.bias_apart
-
-    def construct(self, x, probe):
-        features, scale = self.features(x)
-        features = factors.pad_features(features, self.padded, self.by_rows)
-        blocks = factors.block_gram(features, scale, self.size, self.count, self.by_rows)
-        beside = ops.zeros_like(probe)
-        if self.split == "block+mean":
-            beside = factors.scaled_mean(features, scale, self.bias_apart, self.by_rows)
-        elif self.split == "block+rank":
-            beside = factors.sketch(features, scale, probe, self.by_rows)
-        return blocks, beside, ops.ones((1,), ms.float32)
+from thor import convolution
+from thor.statistics import Statistics
 
 
 class Tap(nn.Cell):

@@ -3,7 +3,7 @@
 The host decides which of a few compiled functions run; no graph holds a decision of the trace rule:
 
     plain step        backward + precondition + update, one function
-    curvature step    backward with factors + averages, then (refresh on the host), then precondition + update
+    curvature step    backward with factors, then averages, then (refresh on the host), then precondition + update
     accumulation      the backward half adds up; the second half runs after the last micro-batch
 """
 
@@ -27,9 +27,10 @@ from thor.diagnose import all_finite, complaint, first_bad_layer
 from thor.distributed import Means, alone, same_everywhere
 from thor.optimizer import RECOMPILE_SHARE, THOR
 from thor.parameters import addresses, int_parameter, read, write
-from thor.update import Estimate, Update, dot, scaling
+from thor.update import Estimate, Update, half_square, scaling
 
-CURVATURE_GRAPHS = ("curvature", "add_curvature", "finish_curvature")  # built anew without layers that have stopped
+CURVATURE_GRAPHS = ("curvature", "add_curvature", "finish_curvature")
+OF_ACTIVE_LAYERS = (*CURVATURE_GRAPHS, "average")  # built anew without layers that have stopped
 
 
 class TrainStep(nn.Cell):
@@ -135,20 +136,26 @@ class TrainStep(nn.Cell):
         if not gathering:
             loss, finite = self._function("plain", self._build_plain)(scale, *inputs)
             return loss, bool(finite.asnumpy())
-        gain, weight = self.optimizer.gain(self._in_graph)
         curvature = self._function("curvature", self._build_curvature)
         self._open_ports(True)
-        loss, finite, traces, *gradients = curvature(scale, gain, *inputs)
+        outputs = curvature(scale, *inputs)
         self._open_ports(False)
-        return self._finish_curvature(loss, finite, traces, weight, gradients)
+        return self._finish_curvature(scale, *outputs)
 
-    def _finish_curvature(self, loss, finite, traces, weight, gradients) -> tuple[Tensor, bool]:
+    def _finish_curvature(self, scale, loss, finite, *gradients) -> tuple[Tensor, bool]:
+        """Take the fresh statistics in, refresh if it is due, and move the weights; nothing if anything is not finite.
+
+        ``gradients`` are those of the weights, and behind them the statistics.
+        """
         if not bool(finite.asnumpy()):
             return loss, False
-        self.optimizer.gathered(weight)
-        if self.optimizer.refreshes_now:
-            self._sent_by_refresh = refresh_alike(self.optimizer, self._in_graph, traces.asnumpy())
-        loss, finite = self._function("apply", self._build_apply)(loss, *gradients)
+        optimizer, count = self.optimizer, len(self._weights)
+        gain, weight = optimizer.gain(self._in_graph)
+        self._function("average", self._build_average)(scale, gain, *gradients[count:])
+        optimizer.gathered(weight)
+        if optimizer.refreshes_now:
+            self._sent_by_refresh = refresh_alike(optimizer, self._in_graph)
+        loss, finite = self._function("apply", self._build_apply)(loss, *gradients[:count])
         return loss, bool(finite.asnumpy())
 
     def _accumulated_step(self, gathering: bool, scale: Tensor | None, *inputs: Any) -> tuple[Tensor, bool | None]:
@@ -166,10 +173,8 @@ class TrainStep(nn.Cell):
             total, finite = self._function("finish", self._build_finish)(scale)
             finite = bool(finite.asnumpy())
         else:
-            gain, weight = self.optimizer.gain(self._in_graph)
-            outputs = self._function("finish_curvature", self._build_finish_curvature)(scale, gain)
-            total, finite, traces, *gradients = outputs
-            total, finite = self._finish_curvature(total, finite, traces, weight, gradients)
+            outputs = self._function("finish_curvature", self._build_finish_curvature)(scale)
+            total, finite = self._finish_curvature(scale, *outputs)
         self._function("clear", self._build_clear)()
         return total, finite
 
@@ -216,17 +221,25 @@ class TrainStep(nn.Cell):
 
     def _build_curvature(self) -> Callable[..., Any]:
         differentiate = ms.value_and_grad(self._forward(), None, self._differentiated())
-        (_, inverse, down), finish, count = self._scaling(), self._gather(), len(self._weights)
+        (_, inverse, down), count = self._scaling(), len(self._weights)
         mean = self._mean_over_ranks("curvature", self._differentiated())
 
-        def curvature(scale, gain, *inputs):
+        def curvature(scale, *inputs):
             loss, gradients = differentiate(scale, *inputs)
             loss, gradients = mean(loss, gradients, inputs[0].shape[0])
             inverse_scale = inverse(scale)
             (loss,), weights = down((loss,), inverse_scale), down(gradients[:count], inverse_scale)
-            return finish(loss, gain, inverse_scale, weights, gradients[count:])
+            return checked(loss, weights + gradients[count:])
 
         return curvature
+
+    def _build_average(self) -> Callable[..., Any]:
+        estimate, (_, inverse, _) = Estimate(self._graph_layers()), self._scaling()
+
+        def average(scale, gain, *fresh):
+            return estimate(gain, inverse(scale), fresh)
+
+        return average
 
     def _build_apply(self) -> Callable[..., Any]:
         update = self._update
@@ -261,21 +274,6 @@ class TrainStep(nn.Cell):
     def _scaling(self) -> tuple[Callable[..., Any], ...]:
         """What a graph does with the loss scale; compiled away where it is always 1."""
         return scaling(self._scaled)
-
-    def _gather(self) -> Callable[..., Any]:
-        """Average fresh statistics into the estimates if everything is finite."""
-        estimate, rows = Estimate(self._graph_layers()), sum(2 * y.copies for y in self._graph_layers())
-
-        def gather(loss, gain, inverse_scale, gradients, fresh):
-            everything = gradients + fresh  # products of large entries count as overflow
-            total = loss.astype(ms.float32) + ops.addn(over(dot, everything, everything)) * 0.0
-            finite = ops.isfinite(total)
-            traces = ops.zeros((rows,), ms.float32)
-            if finite:
-                traces = estimate(gain, inverse_scale, fresh)
-            return (loss, finite, traces) + gradients
-
-        return gather
 
     # -- accumulation --------------------------------------------------------------------------------------------
 
@@ -325,15 +323,14 @@ class TrainStep(nn.Cell):
 
     def _build_finish_curvature(self) -> Callable[..., Any]:
         sums = Values([*self.sums, *self._graph_sums()], self.loss_sum)
-        (_, inverse, down), gather, count = self._scaling(), self._gather(), len(self._weights)
+        (_, inverse, down), count = self._scaling(), len(self._weights)
         share = 1.0 / self.accumulate
         mean = self._mean_over_ranks("curvature", self._differentiated())
 
-        def finish(scale, gain):
+        def finish(scale):
             loss, means = sums(share)
             loss, means = mean(loss, means, 1)
-            inverse_scale = inverse(scale)
-            return gather(loss, gain, inverse_scale, down(means[:count], inverse_scale), means[count:])
+            return checked(loss, down(means[:count], inverse(scale)) + means[count:])
 
         return finish
 
@@ -393,5 +390,11 @@ class TrainStep(nn.Cell):
         total = sum(layer.cost for layer in captured)
         if stopped >= RECOMPILE_SHARE * total:
             self._in_graph = [i for i in self._in_graph if i in active]
-            for name in CURVATURE_GRAPHS:
+            for name in OF_ACTIVE_LAYERS:
                 self._compiled.pop(name, None)
+
+
+def checked(loss, gradients):
+    """In a graph: (loss, whether all is finite) and the gradients; squares that overflow count as not finite."""
+    total = loss.astype(ms.float32) + ops.addn(over(half_square, gradients)) * 0.0
+    return (loss, ops.isfinite(total)) + gradients

@@ -1,65 +1,52 @@
-"""The compiled halves of a step: averaging fresh statistics into the estimates, and moving the weights."""
+"""The compiled parts of a step: averaging fresh statistics into the estimates, and moving the weights."""
 
 from __future__ import annotations
 
 import mindspore as ms
 from mindspore import ParameterTuple, nn, ops
 
-from thor import factors
 from thor.compiled import over
 from thor.distributed import Ranks, Sums
 from thor.layers import Layer
 from thor.precondition import from_matrix, precondition, precondition_with_bias, shape_of_result, to_matrix
 
+_half_square = ops.L2Loss()
 PER_LAYER = 6  # (blocks, beside, uses) of A and of G; likewise (inverse, s, t) of columns and of rows
 
 
 class Estimate(nn.Cell):
-    """F <- F + gain (fresh - F) for every statistic of ``layers``; answers with the traces of the new factors.
+    """F <- F + gain (fresh - F) for every statistic of ``layers``; answers with ``gain``.
 
     ``gain`` is one number a layer, 0 for a layer that has stopped. G is quadratic in the loss scale and its mean
     linear, so that powers of 1 / scale are taken out (``Layer.powers``).
+
+    A graph of its own, without a branch: within the curvature step's it cost the compiler a third of its memory.
     """
 
     def __init__(self, layers: list[Layer]):
         super().__init__(auto_prefix=False)
         self.estimates = ParameterTuple([p for layer in layers for p in layer.estimates])
         self.powers = tuple(layer.powers for layer in layers)
-        self.bias_apart = tuple(layer.a.cut.bias_apart for layer in layers)
         self.thin = tuple((layer.a.cut.rank > 0, layer.g.cut.rank > 0) for layer in layers)
         self.layers = tuple(range(len(layers)))
 
     def construct(self, gain, inverse_scale, fresh):
         by_power = (1.0, inverse_scale, inverse_scale * inverse_scale)
-        return ops.cat(over(ops.partial(self._traces_of_layer, gain, by_power, fresh), self.layers))
-
-    def _traces_of_layer(self, gain, by_power, fresh, i):
-        j = i * PER_LAYER
-        rate = gain[i]
-        powers = self.powers[i]
-        a_blocks = self._average(j, rate, fresh[j] * by_power[powers[0]])
-        # two branches: MindSpore drops a call that writes if it answers to a name that this layer does not use,
-        # and a Parameter read after it was written would cost a TensorMove
-        a_trace = factors.traces(a_blocks)
-        if self.bias_apart[i]:
-            beside = self._average(j + 1, rate, fresh[j + 1])
-            uses = self._average(j + 2, rate, fresh[j + 2])
-            a_trace = a_trace + factors.bias_trace(beside, uses)
-        else:
+        for i in self.layers:
+            j, rate, powers = i * PER_LAYER, gain[i], self.powers[i]
+            self._average(j, rate, fresh[j] * by_power[powers[0]])
             if self.thin[i][0]:  # where blocks stand alone, what is beside them is always zero
                 self._average(j + 1, rate, fresh[j + 1])
             self._average(j + 2, rate, fresh[j + 2])
-        g_blocks = self._average(j + 3, rate, fresh[j + 3] * by_power[powers[1]])
-        if self.thin[i][1]:
-            self._average(j + 4, rate, fresh[j + 4] * by_power[powers[2]])
-        self._average(j + 5, rate, fresh[j + 5])
-        return ops.cat((a_trace, factors.traces(g_blocks)))
+            self._average(j + 3, rate, fresh[j + 3] * by_power[powers[1]])
+            if self.thin[i][1]:
+                self._average(j + 4, rate, fresh[j + 4] * by_power[powers[2]])
+            self._average(j + 5, rate, fresh[j + 5])
+        return gain
 
     def _average(self, index, rate, fresh):
         estimate = self.estimates[index]
-        value = estimate + rate * (fresh - estimate)
-        ops.assign(estimate, value)
-        return value
+        ops.assign(estimate, estimate + rate * (fresh - estimate))
 
 
 class Update(nn.Cell):
@@ -74,8 +61,8 @@ class Update(nn.Cell):
     hold some layers' inverses only, each preconditions those, and the directions are summed over a row of ranks, of
     which one has the layer's and the others zeros.
 
-    One number, the sum of all <gradient, direction> (without ``clip`` of all <direction, direction>, for an inverse
-    makes no finite number of one that is not), tells whether everything is finite; if not, nothing moves.
+    One number, the sum of all <gradient, direction> (without ``clip`` of all |direction|^2 / 2, for an inverse makes no
+    finite number of one that is not), tells whether everything is finite; if not, nothing moves.
     Reducing every gradient to it also keeps MindSpore's CPU runtime from running the backward products concurrently,
     where they slow each other down.
 
@@ -141,9 +128,8 @@ class Update(nn.Cell):
             sums = self.across(over(ops.partial(self._pick, gradients, made), self.captured), 1.0)
             made = over(ops.partial(self._from_row, sums), mine, self.layers)
         others = over(ops.partial(entry, gradients), self.others)
-        # without a limit, one matrix to read in place of two
-        products = over(ops.partial(self._product, given if self.clip > 0 else made, made), self.part_of, self.part)
-        total = loss.astype(ms.float32) + ops.addn(products + over(dot, others, others))
+        products = over(ops.partial(self._product, given, made), self.part_of, self.part)
+        total = loss.astype(ms.float32) + ops.addn(products + over(half_square, others))
         if self.clip > 0:
             made = over(ops.partial(over, ops.partial(times, self._limit(products))), made)
         finite = ops.isfinite(total)
@@ -213,7 +199,9 @@ class Update(nn.Cell):
         return of_weight, sums[self.sum_at[self.bias_at[i]]].astype(mine[1].dtype)
 
     def _product(self, given, made, i, part):
-        return dot(given[i][part], made[i][part])
+        if self.clip > 0:
+            return dot(given[i][part], made[i][part])
+        return half_square(made[i][part])  # to find what is not finite, one matrix is read and not two
 
     def _limit(self, products):
         """min(1, sqrt(clip / sum lr^2 <g, d>)) over what layers make."""
@@ -268,6 +256,11 @@ def clipped(limit, gradient):
     """The gradient, scaled to at most that norm."""
     norm = ops.sqrt(dot(gradient, gradient))  # if infinite, 0 times infinity is found to be no number
     return times(ops.minimum(limit / (norm + 1e-12), 1.0), gradient)
+
+
+def half_square(x):
+    """Half the sum of squares, to find out whether all is finite: one kernel, which rounds to a few digits only."""
+    return _half_square(x.astype(ms.float32))
 
 
 def dot(x, y):

@@ -63,6 +63,6 @@ def test_all_ranks_decide_by_the_first_ones_traces():
     step(*batch())
     adopted = optimizer.traces.asnumpy()
     optimizer.ranks = Told(1, [2 * adopted])
-    assert refresh_alike(optimizer, [0, 1], adopted) == 0, "the answers were told, nothing was sent"
+    assert refresh_alike(optimizer, [0, 1]) == 0, "the answers were told, nothing was sent"
     assert [record.decision for record in optimizer.history[-2:]] == [Decision.UPDATE] * 2
     np.testing.assert_array_equal(optimizer.ranks.sent[0], np.zeros(4))

@@ -1,0 +1,191 @@
+"""Cells that make a factor's statistics, put together of parts when a layer is captured.
+
+No ``construct`` has a branch: MindSpore's compiler parses and infers both sides of one at every use, and a network's
+factors are made by two uses a layer. What can be decided before is decided where a Cell is made (:func:`statistics_of`).
+"""
+
+from __future__ import annotations
+
+from mindspore import nn, ops
+
+from thor import convolution, factors
+from thor.blocks import Cut
+from thor.compiled import constant, shared
+
+
+class DenseInput(nn.Cell):
+    """Features and scale of rows of inputs; see factors.py."""
+
+    def construct(self, x):
+        return factors.dense_input(x)
+
+
+class DenseOutput(nn.Cell):
+    """Features and scale of rows of output gradients."""
+
+    def construct(self, x):
+        return factors.dense_output(x)
+
+
+class ConvInput(nn.Cell):
+    """Features and scale of a convolution's input."""
+
+    def __init__(self, geometry: convolution.Geometry):
+        super().__init__(auto_prefix=False)
+        self.geometry = geometry
+
+    def construct(self, x):
+        return factors.conv_input(x, self.geometry)
+
+
+class ConvInputByPosition(ConvInput):
+    """The same, kernel positions before channels."""
+
+    def construct(self, x):
+        return factors.conv_input_by_position(x, self.geometry)
+
+
+class ConvOutput(nn.Cell):
+    """Features and scale of a convolution's output gradients."""
+
+    def __init__(self, groups: int):
+        super().__init__(auto_prefix=False)
+        self.groups = groups
+
+    def construct(self, x):
+        return factors.conv_output(x, self.groups)
+
+
+class OfFirst(nn.Cell):
+    """Features and scale of the first ``share`` of the examples; ``power`` is 2 for output gradients, else 0."""
+
+    def __init__(self, features: nn.Cell, share: float, power: int):
+        super().__init__(auto_prefix=False)
+        self.features, self.share, self.power = features, share, power
+
+    def construct(self, x):
+        kept, times = factors.first_examples(x, self.share)
+        features, scale = self.features(kept)
+        return features, scale * times**self.power
+
+
+class Behind(nn.Cell):
+    """Features with constant coordinates behind them, and scale."""
+
+    def __init__(self, features: nn.Cell, values: tuple[float, ...], by_rows: bool):
+        super().__init__(auto_prefix=False)
+        self.features, self.values = features, values
+        self.put = factors.behind_by_rows if by_rows else factors.behind
+
+    def construct(self, x):
+        features, scale = self.features(x)
+        return self.put(features, self.values), scale
+
+
+class Blocks(nn.Cell):
+    """The diagonal blocks of a factor."""
+
+    def __init__(self, size: int, count: int, by_rows: bool):
+        super().__init__(auto_prefix=False)
+        self.size, self.count = size, count
+        self.gram = factors.block_gram_by_rows if by_rows else factors.block_gram
+
+    def construct(self, features, scale):
+        return self.gram(features, scale, self.size, self.count)
+
+
+class Diagonal(nn.Cell):
+    """Blocks of one."""
+
+    def __init__(self, by_rows: bool):
+        super().__init__(auto_prefix=False)
+        self.diagonal = factors.diagonal_by_rows if by_rows else factors.diagonal
+
+    def construct(self, features, scale):
+        return self.diagonal(features, scale)
+
+
+class NothingBeside(nn.Cell):
+    """Where blocks stand alone."""
+
+    def construct(self, features, scale, probe):
+        return ops.zeros_like(probe)
+
+
+class MeanBeside(nn.Cell):
+    """What "block+mean" keeps beside the blocks."""
+
+    def __init__(self, by_rows: bool):
+        super().__init__(auto_prefix=False)
+        self.mean = factors.scaled_mean_by_rows if by_rows else factors.scaled_mean
+
+    def construct(self, features, scale, probe):
+        return self.mean(features, scale)
+
+
+class MeanAndBiasBeside(MeanBeside):
+    """The same, and behind it the mean of the bias's constant 1, for which the features have no coordinate."""
+
+    def __init__(self, by_rows: bool):
+        super().__init__(by_rows)
+        self.of_bias = factors.bias_mean_by_rows if by_rows else factors.bias_mean
+
+    def construct(self, features, scale, probe):
+        return ops.cat((self.mean(features, scale), self.of_bias(features, scale)), 1)
+
+
+class SketchBeside(nn.Cell):
+    """What "block+rank" keeps beside the blocks."""
+
+    def __init__(self, by_rows: bool):
+        super().__init__(auto_prefix=False)
+        self.sketch = factors.sketch_by_rows if by_rows else factors.sketch
+
+    def construct(self, features, scale, probe):
+        return self.sketch(features, scale, probe)
+
+
+class Statistics(nn.Cell):
+    """Fresh statistics of one factor: blocks, what the split keeps beside them, and a 1 that counts uses."""
+
+    def __init__(self, features: nn.Cell, blocks: nn.Cell, beside: nn.Cell):
+        super().__init__(auto_prefix=False)
+        self.features, self.blocks, self.beside = features, blocks, beside
+
+    def construct(self, x, probe):
+        features, scale = self.features(x)
+        return self.blocks(features, scale), self.beside(features, scale, probe), constant((1,), 1.0)
+
+
+def statistics_of(
+    cut: Cut, share: float, kind: str, homogeneous: bool = False, geometry: convolution.Geometry | None = None,
+    copies: int = 1, order: str = "channel",
+) -> Statistics:  # fmt: skip
+    """What makes a factor's statistics from a layer's input or output gradient, one Cell for all layers of one form.
+
+    ``homogeneous`` adds the bias's coordinate; ``share`` of the examples is looked at.
+    """
+    by_rows = kind.startswith("dense")
+    features = _features(kind, geometry, copies, order)
+    if share < 1.0:
+        features = shared(OfFirst, features, share, 2 if kind.endswith("output") else 0)
+    inside = cut.dim - cut.bias_apart - homogeneous
+    values = (1.0,) * homogeneous + (0.0,) * (cut.padded - inside - homogeneous)
+    if values:
+        features = shared(Behind, features, values, by_rows)
+    blocks = shared(Diagonal, by_rows) if cut.size == 1 else shared(Blocks, cut.size, cut.count, by_rows)
+    return shared(Statistics, features, blocks, _beside(cut, by_rows))
+
+
+def _features(kind: str, geometry: convolution.Geometry | None, copies: int, order: str) -> nn.Cell:
+    if kind == "conv_input":
+        return shared(ConvInputByPosition if order == "position" else ConvInput, geometry)
+    if kind == "conv_output":
+        return shared(ConvOutput, copies)
+    return shared(DenseInput if kind == "dense_input" else DenseOutput)
+
+
+def _beside(cut: Cut, by_rows: bool) -> nn.Cell:
+    if cut.split == "block+mean":
+        return shared(MeanAndBiasBeside if cut.bias_apart else MeanBeside, by_rows)
+    return shared(SketchBeside, by_rows) if cut.split == "block+rank" else shared(NothingBeside)
