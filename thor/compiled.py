@@ -67,12 +67,3 @@ def _order_of_rows(outer: int, first: int, second: int) -> Tensor:
 def entries_of(x: Any, first: int, count: int) -> Any:
     """x[first:first + count] of a vector."""
     return _slice(x, (first,), (count,))
-
-
-def window_of(x: Any, copies: int, rows: int, first: int, columns: int) -> Any:
-    """X[..., :rows, first:first + columns] of a [c, m, n] or [c, 1, m, n]; as it is if that is all of it."""
-    if x.size == copies * rows * columns:
-        return x
-    if x.ndim == 4:
-        return _slice(x, (0, 0, 0, first), (copies, 1, rows, columns))
-    return _slice(x, (0, 0, first), (copies, rows, columns))

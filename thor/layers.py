@@ -27,11 +27,13 @@ import zlib
 from typing import Any
 
 import numpy as np
-from mindspore import Parameter
+from mindspore import Parameter, nn
 
 from thor.blocks import BlockPlan, Cut, diagonal_cut
 from thor.capture import Target, attach
+from thor.compiled import shared
 from thor.parameters import parameter
+from thor.precondition import Direction, DirectionElsewhere, Form
 from thor.refresh import damped_trace, pi_split
 
 
@@ -209,6 +211,20 @@ class Layer:
     def estimates(self) -> tuple[Parameter, ...]:
         """Where the fresh statistics go, in the same order."""
         return (*self.a.estimates, *self.g.estimates)
+
+    @property
+    def caches(self) -> tuple[Parameter, ...]:
+        """(inverse, s, t) of A, or what stands for the columns of the weight, of the rows', and A's of a bias apart."""
+        apart = () if self.a.bias_inverse is None else (self.a.bias_inverse,)
+        return (*self.columns.cache[:3], *self.rows.cache[:3], *apart)
+
+    def direction(self) -> nn.Cell:
+        """What makes directions of this layer's gradients, one Cell for all layers of one form."""
+        if not self.held:
+            return shared(DirectionElsewhere)
+        form = Form(tuple(self.weight.shape), self.weight.dtype, self.bias is not None, self.copies, self.positions,
+                    self.columns.cache_shapes, self.rows.cache_shapes)  # fmt: skip
+        return shared(Direction, form)
 
     @property
     def bytes(self) -> int:

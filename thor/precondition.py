@@ -1,4 +1,4 @@
-"""dW -> G^-1 dW A^-1, block by block (pure functions of tensors).
+"""dW -> G^-1 dW A^-1, block by block (pure functions of tensors, and the Cell that puts them together).
 
 With D^-1 in blocks [c, n, b, b] and Woodbury's thin s [c, n b, r] and t [c, r, n b], an inverse acts as
 
@@ -11,115 +11,198 @@ the last column, as A has its coordinate last. It is padded once, and cut back o
 
 from __future__ import annotations
 
-from mindspore import ops
+import math
+from dataclasses import dataclass
 
-from thor.compiled import swapped, window_of
+import mindspore as ms
+from mindspore import nn, ops
+
+from thor.compiled import constant, over, reshaped, swapped
 
 #: Of [c, n, ...] as they are: a reshaped Parameter would be copied at each step, anything else is reshaped for nothing.
 _product = ops.BatchMatMul()
-
-
-def precondition(x, a_inverse, a_s, a_t, g_inverse, g_s, g_t, shape):
-    """G^-1 X A^-1 for a padded X [c, O', I'], as ``shape``; s and t have one entry where blocks stand alone."""
-    y = multiply_right(x, a_inverse)
-    if a_s.ndim == 3:
-        v = precondition_rows(ops.bmm(x, a_s), g_inverse, g_s, g_t)
-        return precondition_difference(y, v, a_t, g_inverse, g_s, g_t, shape)
-    return precondition_rows(y, g_inverse, g_s, g_t).reshape(shape)
-
-
-def precondition_with_bias(x, b, a_inverse, a_s, a_t, bias_inverse, g_inverse, g_s, g_t, shape):
-    """G^-1 [X b] A^-1 for X [c, O', I'] and the bias's gradient b [c, O', 1] apart: X's part as ``shape``, and b's.
-
-    With A^-1 bordered as in layers.py, [X b] A^-1 = [X D^-1 - [X s, b] t, [X s, b] bias_inverse].
-    """
-    v = precondition_rows(ops.cat((ops.bmm(x, a_s), b), 2), g_inverse, g_s, g_t)
-    of_weight = precondition_difference(multiply_right(x, a_inverse), v, a_t, g_inverse, g_s, g_t, shape)
-    return of_weight, ops.bmm(v, bias_inverse)
-
-
-def precondition_difference(y, v, t, g_inverse, g_s, g_t, shape):
-    """G^-1 Y - V t with G^-1 = P - s_G t_G, as P Y - [V, s_G] [t, t_G Y].
-
-    One thin outer product and one subtraction for both sides: passes over a whole matrix, not its products with thin
-    ones, are what costs. What is subtracted is reshaped, not the result: at the end of a graph that would be a copy.
-    """
-    if g_s.ndim == 3:
-        v, t = ops.cat((v, g_s), 2), ops.cat((t, ops.bmm(g_t, y)), 1)
-    return multiply_left(y, g_inverse).reshape(shape) - ops.bmm(v, t).reshape(shape)
-
-
-def shape_of_result(weight, rows, columns, copies, positions):
-    """As which shape a direction is wanted: its weight's where nothing is padded or ordered, else [c, 1, O', I'].
-
-    So a product with one block comes: at the end of a graph, another shape would be a copy.
-    """
-    if weight.size == copies * rows * columns and positions == 1:
-        return weight.shape
-    return copies, 1, rows, columns
-
-
-def precondition_rows(y, g_inverse, g_s, g_t):
-    """G^-1 Y for a padded Y [c, O', m]."""
-    if g_s.ndim == 3:
-        return multiply_left(y, g_inverse) - ops.bmm(g_s, ops.bmm(g_t, y))
-    return multiply_left(y, g_inverse)
+_cast, _slice, _behind, _below = ops.Cast(), ops.Slice(), ops.Concat(2), ops.Concat(1)
 
 
 def multiply_left(x, inverse):
     """P X for block-diagonal P: row blocks lie behind each other already, so that reshapes suffice."""
     copies, count, size, _ = inverse.shape
     columns = x.shape[2]
-    if size == 1:
-        return x * inverse.reshape(copies, count, 1)
-    return _product(inverse, x.reshape(copies, count, size, columns)).reshape(copies, count * size, columns)
+    y = _product(inverse, reshaped(x, (copies, count, size, columns)))
+    return reshaped(y, (copies, count * size, columns))
+
+
+def multiply_left_by_diagonal(x, inverse):
+    """P X for diagonal P, kept as blocks of one."""
+    copies, count, _, _ = inverse.shape
+    return x * reshaped(inverse, (copies, count, 1))
 
 
 def multiply_right(x, inverse):
-    """X Q for block-diagonal Q: column blocks are brought together and back, unless there is one block."""
+    """X Q for block-diagonal Q: column blocks are brought together and back."""
     copies, count, size, _ = inverse.shape
     rows = x.shape[1]
-    if size == 1:
-        return x * inverse.reshape(copies, 1, count)
-    if count == 1:
-        return _product(x.reshape(copies, 1, rows, size), inverse).reshape(copies, rows, size)
-    blocks = swapped(x, copies, rows, count, size)
-    return swapped(_product(blocks, inverse), copies, count, rows, size).reshape(copies, rows, count * size)
+    y = _product(swapped(x, copies, rows, count, size), inverse)
+    return reshaped(swapped(y, copies, count, rows, size), (copies, rows, count * size))
 
 
-def to_matrix(weight, bias, copies, rows, columns, positions=1):
-    """A layer's gradients as [c, O', I'], zeros below and to the right up to ``rows`` x ``columns``.
+def multiply_right_by_one(x, inverse):
+    """X Q for Q of one block."""
+    copies, _, size, _ = inverse.shape
+    rows = x.shape[1]
+    return reshaped(_product(reshaped(x, (copies, 1, rows, size)), inverse), (copies, rows, size))
 
-    ``bias`` is None where the layer has no captured bias. One concatenation adds the bias's column and the zeros.
-    With ``positions`` > 1, kernel positions come before channels, as in that layer's A.
+
+def multiply_right_by_diagonal(x, inverse):
+    """X Q for diagonal Q, kept as blocks of one."""
+    copies, count, _, _ = inverse.shape
+    return x * reshaped(inverse, (copies, 1, count))
+
+
+@dataclass(frozen=True)
+class Form:
+    """What decides how a layer is preconditioned: layers of one form share a :class:`Direction`.
+
+    ``columns`` and ``rows`` are the shapes of the cached inverses (``Cut.cache_shapes``) of A and of G, ``positions``
+    the kernel positions that come first in A's order, 1 where channels do.
     """
-    matrix = weight.reshape(copies, weight.shape[0] // copies, -1)
-    if positions > 1:
-        matrix = weight.reshape(weight.shape[0], -1, positions).transpose(0, 2, 1).reshape(matrix.shape)
-    outputs, missing = matrix.shape[1], columns - matrix.shape[2]
-    parts = (matrix,)
-    if bias is not None:
-        parts += (bias.reshape(copies, outputs, 1),)
-        missing -= 1
-    if missing > 0:
-        parts += (ops.zeros((copies, outputs, missing), matrix.dtype),)
-    if len(parts) > 1:
-        matrix = ops.cat(parts, 2)
-    if outputs < rows:
-        matrix = ops.cat((matrix, ops.zeros((copies, rows - outputs, columns), matrix.dtype)), 1)
-    return matrix
+
+    weight: tuple[int, ...]
+    dtype: ms.Type
+    bias: bool
+    copies: int
+    positions: int
+    columns: tuple[tuple[int, ...], ...]
+    rows: tuple[tuple[int, ...], ...]
+
+    @property
+    def apart(self) -> bool:
+        """Whether the bias stands apart."""
+        return len(self.columns) == 4
 
 
-def from_matrix(matrix, weight, bias, copies, positions=1):
-    """The directions of weight and bias out of a padded [..., O', I'], shaped and typed as their gradients."""
-    if bias is None and matrix.shape == weight.shape:
-        return (matrix.astype(weight.dtype),)
-    outputs = weight.shape[0] // copies
-    inputs = weight.size // weight.shape[0]
-    weights = window_of(matrix, copies, outputs, 0, inputs)
-    if positions > 1:
-        weights = weights.reshape(weight.shape[0], positions, -1).transpose(0, 2, 1)
-    weights = weights.reshape(weight.shape).astype(weight.dtype)
-    if bias is None:
-        return (weights,)
-    return weights, window_of(matrix, copies, outputs, inputs, 1).reshape(bias.shape).astype(bias.dtype)
+class Direction(nn.Cell):
+    """From the gradients of a layer of one form to its directions, and in between as matrices.
+
+    A layer's gradients are (of the weight,) or (of the weight, of the bias); as matrices they are (X,), padded, or with
+    a bias apart (X, b). Its caches are (inverse, s, t) of A and of G, and with a bias apart A's bias_inverse.
+    Branches ask attributes alone, which the compiler decides while it parses; others cost it dearly (compiled.py).
+    """
+
+    def __init__(self, form: Form):
+        super().__init__(auto_prefix=False)
+        self.dtype, self.weight, self.copies, self.positions = form.dtype, form.weight, form.copies, form.positions
+        (_, a_count, a_size, _), (_, g_count, g_size, _) = form.columns[0], form.rows[0]
+        self.outputs = form.weight[0] // form.copies
+        self.inputs = math.prod(form.weight) // form.weight[0]
+        self.rows, self.columns = g_count * g_size, a_count * a_size
+        self.apart, self.inside = form.apart, form.bias and not form.apart
+        self.more_columns = self.columns - self.inputs - self.inside
+        self.more_rows = self.rows - self.outputs
+        #: as which shape a direction is made: its weight's where nothing is padded or ordered. So a product with one
+        #: block comes: at the end of a graph, another shape would be a copy
+        self.as_weight = not self.inside and self.more_columns == self.more_rows == 0 and form.positions == 1
+        self.shape = form.weight if self.as_weight else (form.copies, 1, self.rows, self.columns)
+        self.left = multiply_left_by_diagonal if g_size == 1 else multiply_left
+        self.right = multiply_right_by_one if a_count == 1 else multiply_right
+        if a_size == 1:
+            self.right = multiply_right_by_diagonal
+        self.thin_left, self.thin_right = len(form.rows[1]) == 3, len(form.columns[1]) == 3
+
+    def matrices(self, gradients):
+        """The gradients as float32 matrices [c, O', I'], zeros below and to the right of what they hold."""
+        x = _cast(gradients[0], ms.float32)
+        if self.positions > 1:
+            x = ops.transpose(reshaped(x, (self.weight[0], -1, self.positions)), (0, 2, 1))
+        x = reshaped(x, (self.copies, self.outputs, self.inputs))
+        if self.inside:
+            x = _behind((x, self._column(gradients)))
+        if self.more_columns > 0:
+            x = _behind((x, constant((self.copies, self.outputs, self.more_columns), 0.0)))
+        if self.more_rows > 0:
+            x = _below((x, constant((self.copies, self.more_rows, self.columns), 0.0)))
+        if not self.apart:
+            return (x,)
+        b = self._column(gradients)
+        if self.more_rows > 0:
+            b = _below((b, constant((self.copies, self.more_rows, 1), 0.0)))
+        return x, b
+
+    def _column(self, gradients):
+        return reshaped(_cast(gradients[1], ms.float32), (self.copies, self.outputs, 1))
+
+    def construct(self, matrices, caches):
+        """G^-1 X A^-1 as matrices: the weight's in ``shape``, and b's with a bias apart.
+
+        A^-1 is bordered then, as in layers.py: [X b] A^-1 = [X D^-1 - [X s, b] t, [X s, b] bias_inverse].
+        """
+        y = self.right(matrices[0], caches[0])
+        if not self.thin_right:
+            return (reshaped(self._rows(y, caches), self.shape),)
+        v = ops.bmm(matrices[0], caches[1])
+        if self.apart:
+            v = _behind((v, matrices[1]))
+        v = self._rows(v, caches)
+        of_weight = self._difference(y, v, caches)
+        if self.apart:
+            return of_weight, ops.bmm(v, caches[6])
+        return (of_weight,)
+
+    def _rows(self, y, caches):
+        """G^-1 Y for Y [c, O', m]."""
+        if self.thin_left:
+            return self.left(y, caches[3]) - ops.bmm(caches[4], ops.bmm(caches[5], y))
+        return self.left(y, caches[3])
+
+    def _difference(self, y, v, caches):
+        """G^-1 Y - V t with G^-1 = P - s_G t_G, as P Y - [V, s_G] [t, t_G Y].
+
+        One thin outer product and one subtraction for both sides: passes over a whole matrix, not its products with
+        thin ones, are what costs. What is subtracted is reshaped, not the result: at the end of a graph that would be a
+        copy.
+        """
+        t = caches[2]
+        if self.thin_left:
+            v, t = _behind((v, caches[4])), _below((t, ops.bmm(caches[5], y)))
+        return reshaped(self.left(y, caches[3]), self.shape) - reshaped(ops.bmm(v, t), self.shape)
+
+    def cut(self, made, gradients):
+        """The directions of matrices, shaped and typed as the layer's gradients."""
+        x = made[0]
+        if not self.as_weight:
+            if self.rows > self.outputs or self.columns > self.inputs:
+                x = self._window(x, 0, self.inputs)
+            if self.positions > 1:
+                x = ops.transpose(reshaped(x, (self.weight[0], self.positions, -1)), (0, 2, 1))
+            x = reshaped(x, self.weight)
+        x = _cast(x, self.dtype)
+        if self.apart:
+            b = made[1]
+            if self.more_rows > 0:
+                b = _slice(b, (0, 0, 0), (self.copies, self.outputs, 1))
+            return x, self._as_bias(b, gradients)
+        if self.inside:
+            return x, self._as_bias(self._window(made[0], self.inputs, 1), gradients)
+        return (x,)
+
+    def _window(self, x, first, columns):
+        return _slice(x, (0, 0, 0, first), (self.copies, 1, self.outputs, columns))
+
+    def _as_bias(self, column, gradients):
+        return _cast(reshaped(column, (self.weight[0],)), gradients[1].dtype)
+
+
+class DirectionElsewhere(nn.Cell):
+    """Where another rank of a data-parallel job holds the inverses of a layer, and makes its directions: zeros."""
+
+    def matrices(self, gradients):
+        """The gradients as they are."""
+        return gradients
+
+    def construct(self, matrices, caches):
+        """Zeros like them."""
+        return over(ops.zeros_like, matrices)
+
+    def cut(self, made, gradients):
+        """Zeros as they are."""
+        return made

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import mindspore as ms
+import numpy as np
 from mindspore import ParameterTuple, nn, ops
 
-from thor.compiled import over
+from thor.compiled import entries_of, over, reshaped
 from thor.distributed import Ranks, Sums
 from thor.layers import Layer
-from thor.precondition import from_matrix, precondition, precondition_with_bias, shape_of_result, to_matrix
 
-_half_square = ops.L2Loss()
-PER_LAYER = 6  # (blocks, beside, uses) of A and of G; likewise (inverse, s, t) of columns and of rows
+_half_square, _cast = ops.L2Loss(), ops.Cast()
+_product, _assign_add = ops.MatMul(), ops.AssignAdd()
 
 
 class Estimate(nn.Cell):
@@ -25,28 +25,33 @@ class Estimate(nn.Cell):
 
     def __init__(self, layers: list[Layer]):
         super().__init__(auto_prefix=False)
-        self.estimates = ParameterTuple([p for layer in layers for p in layer.estimates])
-        self.powers = tuple(layer.powers for layer in layers)
-        self.thin = tuple((layer.a.cut.rank > 0, layer.g.cut.rank > 0) for layer in layers)
+        parameters, powers, layer_of = [], [], []
+        for i, layer in enumerate(layers):
+            of_a, of_g, of_mean = layer.powers
+            for factor, each in ((layer.a, (of_a, 0, 0)), (layer.g, (of_g, of_mean, 0))):
+                for parameter, power in zip(factor.estimates, each, strict=True):
+                    parameters.append(parameter)
+                    powers.append(power)
+                    layer_of.append(i)
+        # where blocks stand alone, what is beside them is always zero
+        alone = {id(f.beside) for layer in layers for f in (layer.a, layer.g) if not f.cut.rank}
+        self.indices = tuple(i for i, parameter in enumerate(parameters) if id(parameter) not in alone)
+        self.powers, self.layer_of = (tuple(each[i] for i in self.indices) for each in (powers, layer_of))
+        self.estimates = ParameterTuple(parameters)
         self.layers = tuple(range(len(layers)))
 
     def construct(self, gain, inverse_scale, fresh):
+        gains = over(ops.partial(self._gain, gain), self.layers)
         by_power = (1.0, inverse_scale, inverse_scale * inverse_scale)
-        for i in self.layers:
-            j, rate, powers = i * PER_LAYER, gain[i], self.powers[i]
-            self._average(j, rate, fresh[j] * by_power[powers[0]])
-            if self.thin[i][0]:  # where blocks stand alone, what is beside them is always zero
-                self._average(j + 1, rate, fresh[j + 1])
-            self._average(j + 2, rate, fresh[j + 2])
-            self._average(j + 3, rate, fresh[j + 3] * by_power[powers[1]])
-            if self.thin[i][1]:
-                self._average(j + 4, rate, fresh[j + 4] * by_power[powers[2]])
-            self._average(j + 5, rate, fresh[j + 5])
-        return gain
+        averages = ops.partial(self._average, gains, by_power, fresh)
+        return ops.depend(gain, over(averages, self.indices, self.powers, self.layer_of))
 
-    def _average(self, index, rate, fresh):
+    def _gain(self, gain, i):
+        return entries_of(gain, i, 1)
+
+    def _average(self, gains, by_power, fresh, index, power, layer):
         estimate = self.estimates[index]
-        ops.assign(estimate, estimate + rate * (fresh - estimate))
+        return _assign_add(estimate, gains[layer] * (fresh[index] * by_power[power] - estimate))
 
 
 class Update(nn.Cell):
@@ -77,36 +82,38 @@ class Update(nn.Cell):
         super().__init__(auto_prefix=False)
         self.inner = inner
         self.weights = inner.parameters
-        self.caches = ParameterTuple([p for y in layers for f in (y.columns, y.rows) for p in (f.inverse, f.s, f.t)])
-        apart = [i for i, layer in enumerate(layers) if layer.a.bias_inverse is not None]
-        self.bias_inverses = ParameterTuple([layers[i].a.bias_inverse for i in apart])
-        self.bias_inverse_at = tuple(apart.index(i) if i in apart else -1 for i in range(len(layers)))
-        position = {id(weight): index for index, weight in enumerate(inner.parameters)}
-        self.weight_at = tuple(position[id(layer.weight)] for layer in layers)
-        self.bias_at = tuple(-1 if layer.bias is None else position[id(layer.bias)] for layer in layers)
-        self.copies = tuple(layer.copies for layer in layers)
-        self.positions = tuple(layer.positions for layer in layers)
         self.layers, self.indices = tuple(range(len(layers))), tuple(range(len(inner.parameters)))
-        made = {at: (i, 0) for i, at in enumerate(self.weight_at)}
-        made |= {at: (i, 1) for i, at in enumerate(self.bias_at) if at >= 0}
+        caches = [layer.caches for layer in layers]
+        self.caches = ParameterTuple([p for each in caches for p in each])
+        ends = np.cumsum([len(each) for each in caches]).tolist()
+        self.caches_at = tuple(tuple(range(end - len(each), end)) for end, each in zip(ends, caches, strict=True))
+        self.directions = nn.CellList([layer.direction() for layer in layers])
+        position = {id(weight): index for index, weight in enumerate(inner.parameters)}
+        own = [[position[id(w)] for w in (layer.weight, layer.bias) if w is not None] for layer in layers]
+        self.weights_at = tuple(map(tuple, own))
+        # (layer, which of its directions) for each weight, and behind the layers those that take the plain gradient
+        made = {at: (i, part) for i, each in enumerate(own) for part, at in enumerate(each)}
         self.captured = tuple(sorted(made))
         self.others = tuple(i for i in self.indices if i not in made)
-        self.made_by = tuple(made.get(i, (-1, 0))[0] for i in self.indices)  # layer that makes a weight's direction
-        self.made_as = tuple(made.get(i, (-1, 0))[1] for i in self.indices)
-        self.sum_at = tuple(self.captured.index(i) if i in made else -1 for i in self.indices)
-        self.held = tuple(layer.held for layer in layers)
+        made |= {at: (len(layers), part) for part, at in enumerate(self.others)}
+        self.made_by, self.made_as = (tuple(made[i][side] for i in self.indices) for side in (0, 1))
+        self.sums_at = tuple(tuple(self.captured.index(at) for at in each) for each in own)
         self.across = self._sums_over_row(ranks)
         self.clip = 0.0 if clip is None else float(clip)
         self.clip_each = 0.0 if clip_each is None else float(clip_each)
         self.decays = decays
         self.decay_at = tuple(i for i in self.indices if self.decays[i])
+        self.group_rates = bool(inner.is_group_lr)
         # matrices in one piece, unless weight and bias go their own ways: to other ranks, or at rates of their own
         # or to float16, where a direction may overflow that did not in float32
         halves = any(layer.weight.dtype == ms.float16 for layer in layers)
-        self.by_weight = self.across is not None or halves or (self.clip > 0 and inner.is_group_lr)
+        self.by_weight = self.across is not None or halves or (self.clip > 0 and self.group_rates)
+        apart = [layer.a.bias_inverse is not None for layer in layers]
         parts = [(i, 0) for i in self.layers]
-        parts += [(i, 1) for i in self.layers if self.bias_at[i] >= 0 and (self.by_weight or i in apart)]
+        parts += [(i, 1) for i in self.layers if len(own[i]) == 2 and (self.by_weight or apart[i])]
         self.part_of, self.part = tuple(i for i, _ in parts), tuple(part for _, part in parts)
+        self._captured_by, self._captured_as = (tuple(made[at][side] for at in self.captured) for side in (0, 1))
+        self.rate_at = tuple(own[i][part] for i, part in parts)
 
     def _sums_over_row(self, ranks: Ranks | None) -> Sums | None:
         """How ranks hand each other directions; None where each computes all of them."""
@@ -119,17 +126,17 @@ class Update(nn.Cell):
         """(loss, whether the step was finite and done) for unscaled gradients in the inner optimizer's order."""
         if self.clip_each > 0:
             gradients = over(ops.partial(clipped, self.clip_each), gradients)
-        mine = over(ops.partial(self._gradients_of_layer, gradients), self.layers)
+        mine = over(ops.partial(self._gradients_of, gradients), self.weights_at)
         given = over(self._matrices, mine, self.layers)
-        made = over(self._preconditioned, mine, given, self.layers)
+        made = over(self._directions, given, self.caches_at, self.layers)
         if self.by_weight:
-            given, made = mine, over(self._cut, mine, made, self.layers)
+            given, made = mine, over(self._cut, made, mine, self.layers)
         if self.across is not None:
-            sums = self.across(over(ops.partial(self._pick, gradients, made), self.captured), 1.0)
-            made = over(ops.partial(self._from_row, sums), mine, self.layers)
+            sums = self.across(over(ops.partial(of_two, made), self._captured_by, self._captured_as), 1.0)
+            made = over(ops.partial(self._from_row, sums), mine, self.sums_at)
         others = over(ops.partial(entry, gradients), self.others)
         products = over(ops.partial(self._product, given, made), self.part_of, self.part)
-        total = loss.astype(ms.float32) + ops.addn(products + over(half_square, others))
+        total = _cast(loss, ms.float32) + ops.addn(products + over(half_square, others))
         if self.clip > 0:
             made = over(ops.partial(over, ops.partial(times, self._limit(products))), made)
         finite = ops.isfinite(total)
@@ -138,65 +145,30 @@ class Update(nn.Cell):
                 ops.assign(self.weights[i], self.weights[i] * (1.0 - self._rate(i) * self.decays[i]))
             cut = made
             if not self.by_weight:  # what is cut may not be cut again: MindSpore gives a direction no shape then
-                cut = over(self._cut, mine, made, self.layers)
-            loss = ops.depend(loss, self.inner(over(ops.partial(self._pick, gradients, cut), self.indices)))
+                cut = over(self._cut, made, mine, self.layers)
+            moves = over(ops.partial(of_two, cut + (others,)), self.made_by, self.made_as)
+            loss = ops.depend(loss, self.inner(moves))
         return loss, finite
 
-    def _gradients_of_layer(self, gradients, i):
-        """(of the weight,) or (of the weight, of the bias) of layer ``i``."""
-        if self.bias_at[i] < 0:
-            return (gradients[self.weight_at[i]],)
-        return gradients[self.weight_at[i]], gradients[self.bias_at[i]]
+    def _gradients_of(self, gradients, at):
+        """(of the weight,) or (of the weight, of the bias) of a layer."""
+        return over(ops.partial(entry, gradients), at)
 
     def _matrices(self, mine, i):
-        """The gradients of layer ``i`` as its factors have them: (matrix,), or (matrix, column) with a bias apart."""
-        if not self.held[i]:  # nor are the factors' inverses, whose shapes tell how
-            return mine
-        weight, bias = mine[0], None
-        if len(mine) == 2:
-            bias = mine[1]
-        of_rows, of_columns, copies = self.caches[PER_LAYER * i + 3], self.caches[PER_LAYER * i], self.copies[i]
-        rows, columns = of_rows.shape[1] * of_rows.shape[2], of_columns.shape[1] * of_columns.shape[2]
-        if self.bias_inverse_at[i] < 0:
-            return (to_matrix(weight, bias, copies, rows, columns, self.positions[i]).astype(ms.float32),)
-        matrix = to_matrix(weight, None, copies, rows, columns, self.positions[i])
-        return matrix.astype(ms.float32), to_matrix(bias, None, copies, rows, 1).astype(ms.float32)
+        return self.directions[i].matrices(mine)
 
-    def _preconditioned(self, mine, matrices, i):
-        """The directions of layer ``i``, as its matrices; zeros like its gradients where another rank makes them."""
-        if not self.held[i]:
-            return over(ops.zeros_like, mine)
-        j, matrix = PER_LAYER * i, matrices[0]
-        right = (self.caches[j], self.caches[j + 1], self.caches[j + 2])
-        left = (self.caches[j + 3], self.caches[j + 4], self.caches[j + 5])
-        shape = shape_of_result(mine[0], matrix.shape[1], matrix.shape[2], self.copies[i], self.positions[i])
-        if self.bias_inverse_at[i] < 0:
-            return (precondition(matrix, *right, *left, shape),)
-        of_bias = self.bias_inverses[self.bias_inverse_at[i]]
-        return precondition_with_bias(matrix, matrices[1], *right, of_bias, *left, shape)
+    def _directions(self, matrices, at, i):
+        return self.directions[i](matrices, over(ops.partial(entry, self.caches), at))
 
-    def _cut(self, mine, made, i):
-        """The directions of layer ``i``, shaped and typed as its gradients."""
-        if len(made) == 2:
-            of_weight = from_matrix(made[0], mine[0], None, self.copies[i], self.positions[i])
-            return of_weight + from_matrix(made[1], mine[1], None, self.copies[i])
-        bias = None
-        if len(mine) == 2:
-            bias = mine[1]
-        return from_matrix(made[0], mine[0], bias, self.copies[i], self.positions[i])
+    def _cut(self, made, mine, i):
+        return self.directions[i].cut(made, mine)
 
-    def _pick(self, gradients, made, i):
-        """The direction of weight ``i``: what its layer made of the gradient, or the gradient itself."""
-        if self.made_by[i] < 0:
-            return gradients[i]
-        return made[self.made_by[i]][self.made_as[i]]
+    def _from_row(self, sums, mine, at):
+        """The directions of a layer, from the rank of this row that has its inverses."""
+        return over(ops.partial(self._typed, sums), mine, at)
 
-    def _from_row(self, sums, mine, i):
-        """The directions of layer ``i``, from the rank of this row that has its inverses."""
-        of_weight = sums[self.sum_at[self.weight_at[i]]].astype(mine[0].dtype)
-        if len(mine) == 1:
-            return (of_weight,)
-        return of_weight, sums[self.sum_at[self.bias_at[i]]].astype(mine[1].dtype)
+    def _typed(self, sums, gradient, at):
+        return _cast(sums[at], gradient.dtype)
 
     def _product(self, given, made, i, part):
         if self.clip > 0:
@@ -205,16 +177,19 @@ class Update(nn.Cell):
 
     def _limit(self, products):
         """min(1, sqrt(clip / sum lr^2 <g, d>)) over what layers make."""
-        curvature = ops.addn(over(self._share_of_curvature, products, self.part_of, self.part))
+        rate = self.inner.get_lr()
+        if self.group_rates:
+            curvature = ops.addn(over(ops.partial(self._share_of_curvature, rate), products, self.rate_at))
+        else:
+            curvature = rate * rate * ops.addn(products)
         return ops.minimum(ops.sqrt(self.clip / (ops.relu(curvature) + 1e-30)), 1.0)  # rounding may go below 0
 
-    def _share_of_curvature(self, product, i, part):
-        rate = self._rate(self.weight_at[i] if part == 0 else self.bias_at[i])
-        return rate * rate * product
+    def _share_of_curvature(self, rates, product, at):
+        return rates[at] * rates[at] * product
 
     def _rate(self, index):
         rate = self.inner.get_lr()
-        if self.inner.is_group_lr:
+        if self.group_rates:
             rate = rate[index]
         return rate
 
@@ -222,6 +197,11 @@ class Update(nn.Cell):
 def entry(values, index):
     """One of a tuple."""
     return values[index]
+
+
+def of_two(values, first, second):
+    """An entry of one of a tuple of tuples."""
+    return values[first][second]
 
 
 def times(factor, value):
@@ -260,9 +240,10 @@ def clipped(limit, gradient):
 
 def half_square(x):
     """Half the sum of squares, to find out whether all is finite: one kernel, which rounds to a few digits only."""
-    return _half_square(x.astype(ms.float32))
+    return _half_square(_cast(x, ms.float32))
 
 
 def dot(x, y):
     """<x, y> over all entries, float32."""
-    return ops.matmul(x.astype(ms.float32).reshape(-1), y.astype(ms.float32).reshape(-1))
+    x, y = reshaped(_cast(x, ms.float32), (1, -1)), reshaped(_cast(y, ms.float32), (-1, 1))
+    return reshaped(_product(x, y), ())

@@ -1,5 +1,6 @@
 """A bias beside the blocks: "block+mean" takes out all that couples it, so nothing is lost with it."""
 
+import mindspore as ms
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,10 +10,10 @@ from mindspore import Tensor, nn
 from tests import reference
 from tests.networks import Mixed, Mlp, batch, fill, images, make, never, values
 from tests.thor.test_inverter import METHODS, refresh, second_moment, tensor
-from thor import factors
-from thor import precondition as subject
 from thor.blocks import BlockPlan, Cut
 from thor.layers import Factor
+from thor.precondition import Direction, Form
+from thor.statistics import statistics_of
 
 
 def with_bias(seed=0, inputs=9, count=40):
@@ -26,10 +27,9 @@ def gathered(x, size, across=0):
     """A factor that has seen the rows once, by the functions that training uses."""
     made = Factor("layer.a", BlockPlan(block_size=size).cut(x.shape[1], bias=True, across=across), 1)
     cut = made.cut
-    features, scale = factors.dense_input(tensor(x[:, :-1]), False)
-    features = factors.pad_features(features, cut.padded, True)
-    made.blocks.set_data(factors.block_gram(features, scale, cut.size, cut.count, True))
-    made.beside.set_data(factors.scaled_mean(features, scale, cut.bias_apart, True))
+    blocks, beside, _ = statistics_of(cut, 1.0, "dense_input")(tensor(x[:, :-1]), made.probe)
+    made.blocks.set_data(blocks)
+    made.beside.set_data(beside)
     return made
 
 
@@ -100,7 +100,12 @@ def test_preconditioning_equals_the_explicit_kronecker_product(copies, split_row
         g_s, g_t = np.zeros((2, 1))
     x, b = rng.standard_normal((copies, outputs, inputs)), rng.standard_normal((copies, outputs, 1))
     parts = (x, b, a, s, t, bias_inverse, g, g_s, g_t)
-    y, z = subject.precondition_with_bias(*(Tensor(p.astype(np.float32)) for p in parts), x.shape)
+    weight_part, bias_part, *caches = (Tensor(p.astype(np.float32)) for p in parts)
+    caches = [*caches[:3], *caches[4:], caches[3]]  # A's of the bias comes last
+    shapes = [tuple(p.shape) for p in caches]
+    form = Form((copies * outputs, inputs), ms.float32, True, copies, 1, (*shapes[:3], shapes[6]), tuple(shapes[3:6]))
+    y, z = Direction(form)((weight_part, bias_part), caches)
+    y = y.reshape(x.shape)
     for k in range(copies):
         right = np.zeros((inputs + 1, inputs + 1))
         right[:3, :3], right[3:6, 3:6] = a[k, 0], a[k, 1]

@@ -26,17 +26,29 @@ def dense(blocks):
 
 
 def gram(features, scale, size, by_rows=False):
+    """Blocks of the features' factor, padded with zeros."""
     dim = features.shape[3 if by_rows else 2]
     count = -(-dim // size)
-    padded = factors.pad_features(features, size * count, by_rows)
-    return factors.block_gram(padded, scale, size, count, by_rows)
+    if size * count > dim:
+        put = factors.behind_by_rows if by_rows else factors.behind
+        features = put(features, (0.0,) * (size * count - dim))
+    if size == 1:
+        return (factors.diagonal_by_rows if by_rows else factors.diagonal)(features, scale)
+    return (factors.block_gram_by_rows if by_rows else factors.block_gram)(features, scale, size, count)
+
+
+def with_bias(features, scale, bias, by_rows=False):
+    """Features that have the bias's coordinate, if there is one."""
+    put = factors.behind_by_rows if by_rows else factors.behind
+    return (put(features, (1.0,)) if bias else features), scale
 
 
 @pytest.mark.parametrize("bias", [True, False])
 def test_dense_factors_equal_the_gram_matrices_of_the_rows(bias):
     a, g = tensor(7, 5), tensor(7, 3)
     wanted = reference.dense_factors(a.asnumpy(), g.asnumpy(), bias)
-    for (features, scale), matrix in zip((factors.dense_input(a, bias), factors.dense_output(g)), wanted, strict=True):
+    of_a = with_bias(*factors.dense_input(a), bias, by_rows=True)
+    for (features, scale), matrix in zip((of_a, factors.dense_output(g)), wanted, strict=True):
         dim = len(matrix)
         np.testing.assert_allclose(gram(features, scale, dim, True)[0, 0].asnumpy(), matrix, **CLOSE)
         traces = factors.traces(gram(features, scale, 2, True)).asnumpy()
@@ -84,7 +96,7 @@ def test_convolution_factors_equal_the_patches_gram_matrices(variant, bias, part
     seen = seen_by(conv, x)
     g = tensor(2, 8, *seen.shape[1:3])
     wanted = reference.conv_factors(seen, g.asnumpy(), conv.group, bias)
-    inputs, a_scale = factors.conv_input(x, geometry_of(conv), bias)
+    inputs, a_scale = with_bias(*factors.conv_input(x, geometry_of(conv)), bias)
     outputs, g_scale = factors.conv_output(g, conv.group)
     assert len(inputs) == len(outputs) == (2 if parts_from == 1 else 1)
     a = gram(inputs, a_scale, inputs.shape[2]).asnumpy()
@@ -97,7 +109,7 @@ def test_convolution_factors_equal_the_patches_gram_matrices(variant, bias, part
 
 @pytest.mark.parametrize("size", [1, 2, 4, 5])
 def test_blocks_equal_the_diagonal_blocks_of_the_full_factor(size):
-    features, scale = factors.dense_input(tensor(7, 9), True)
+    features, scale = with_bias(*factors.dense_input(tensor(7, 9)), True, by_rows=True)
     full = gram(features, scale, 10, True)[0, 0].asnumpy()
     blocks = dense(gram(features, scale, size, True))[0]
     np.testing.assert_allclose(blocks[:10, :10], reference.block_diagonal(full, size), **CLOSE)
@@ -106,9 +118,9 @@ def test_blocks_equal_the_diagonal_blocks_of_the_full_factor(size):
 
 def test_the_mean_is_the_largest_that_leaves_the_rest_positive_semi_definite():
     rows = tensor(7, 5)
-    features, scale = factors.dense_input(rows, True)
+    features, scale = with_bias(*factors.dense_input(rows), True, by_rows=True)
     full = gram(features, scale, 6, True)[0, 0].asnumpy().astype(np.float64)
-    mean = factors.scaled_mean(features, scale, by_rows=True)[0, :, 0].asnumpy().astype(np.float64)
+    mean = factors.scaled_mean_by_rows(features, scale)[0, :, 0].asnumpy().astype(np.float64)
     np.testing.assert_allclose(mean, [*rows.asnumpy().mean(0), 1.0], rtol=1e-5)
     lowest = np.linalg.eigvalsh(full - np.outer(mean, mean))[0]
     assert lowest > -1e-5
@@ -119,19 +131,22 @@ def test_the_mean_of_a_convolutions_patches_is_scaled_with_their_number(parts_fr
     conv = nn.Conv2d(2, 3, 3, pad_mode="valid", has_bias=True)
     x = tensor(2, 2, 5, 5)
     rows = reference.with_ones(seen_by(conv, x).reshape(2 * 9, -1))
-    features, scale = factors.conv_input(x, geometry_of(conv), True)
+    features, scale = factors.conv_input(x, geometry_of(conv))
+    of_bias = factors.bias_mean(features, scale).asnumpy()
+    features, scale = with_bias(features, scale, True)
     mean = factors.scaled_mean(features, scale)[0, :, 0].asnumpy()
     np.testing.assert_allclose(mean, 3 * rows.mean(0), **CLOSE)  # sqrt(rows / B) = sqrt(9)
+    np.testing.assert_allclose(of_bias, [[[3.0]]], rtol=1e-6)
 
 
 def test_a_sketch_is_the_factor_times_the_probe(parts_from):
     of_groups = factors.conv_output(tensor(3, 12, 2, 2), 2)
-    for (features, scale), by_rows in ((factors.dense_input(tensor(7, 6), False), True), (of_groups, False)):
+    for (features, scale), by_rows in ((factors.dense_input(tensor(7, 6)), True), (of_groups, False)):
         copies = features.shape[1]
         probe = tensor(copies, 6, 2)
         full = gram(features, scale, 6, by_rows)[:, 0].asnumpy()
-        found = factors.sketch(features, scale, probe, by_rows).asnumpy()
-        np.testing.assert_allclose(found, full @ probe.asnumpy(), **CLOSE)
+        found = (factors.sketch_by_rows if by_rows else factors.sketch)(features, scale, probe)
+        np.testing.assert_allclose(found.asnumpy(), full @ probe.asnumpy(), **CLOSE)
 
 
 def test_blocks_of_one_are_the_diagonal_in_both_forms(parts_from):
@@ -150,6 +165,6 @@ def test_the_traces_are_per_copy():
 def test_factors_are_float32_for_half_precision_inputs():
     """Values whose squares overflow float16: the products are taken in float32."""
     rows = Tensor(np.full((4, 3), 300.0), ms.float16)
-    for features, scale in (factors.dense_input(rows, True), factors.dense_output(rows)):
+    for features, scale in (factors.dense_input(rows), factors.dense_output(rows)):
         assert features.dtype == ms.float32
         assert np.isfinite(gram(features, scale, 2, True).asnumpy()).all()

@@ -3,7 +3,7 @@ import pytest
 from mindspore import Tensor
 
 from tests import reference
-from thor import precondition as subject
+from thor.precondition import Direction, Form
 
 RNG = np.random.default_rng(7)
 
@@ -45,34 +45,48 @@ def test_preconditioning_equals_the_explicit_kronecker_product(case):
     *g_parts, g_dense = inverse_parts(copies, outputs, g_size, rank, rank and g_size < outputs)
     matrix = RNG.standard_normal((copies, outputs, inputs))
     parts = [Tensor(p.astype(np.float32)) for p in (*a_parts, *g_parts)]
-    rows, columns = (count * size for _, count, size, _ in (parts[3].shape, parts[0].shape))
     weight = Tensor(matrix.astype(np.float32).reshape(copies * outputs, inputs))
-    padded = subject.to_matrix(weight, None, copies, rows, columns)
-    shape = subject.shape_of_result(weight, rows, columns, copies, 1)
-    (direction,) = subject.from_matrix(subject.precondition(padded, *parts, shape), weight, None, copies)
-    found = direction.asnumpy().reshape(copies, outputs, inputs)
+    direction = Direction(form_of(weight, None, copies, parts))
+    (found,) = direction.cut(direction(direction.matrices((weight,)), parts), (weight,))
+    found = found.asnumpy().reshape(copies, outputs, inputs)
     for k in range(copies):
         # A^-1 need not be symmetric here: vec(G X A) = kron(G, A^T) vec(X)
         wanted = reference.kron_direction(matrix[k], a_dense[k].T, g_dense[k])
         np.testing.assert_allclose(found[k], wanted, rtol=1e-4, atol=1e-3)  # sums of up to 35 terms of size 10
 
 
+def form_of(weight, bias, copies, caches):
+    shapes = [tuple(part.shape) for part in caches]
+    return Form(tuple(weight.shape), weight.dtype, bias is not None, copies, 1, tuple(shapes[:3]), tuple(shapes[3:]))
+
+
+def identity_caches(copies, rows, columns):
+    """Whole inverses of a size."""
+    thin = [np.zeros(1)] * 2
+    whole = [np.broadcast_to(np.eye(size), (copies, 1, size, size)) for size in (columns, rows)]
+    return [Tensor(p.astype(np.float32)) for p in (whole[0], *thin, whole[1], *thin)]
+
+
 def test_a_gradient_becomes_a_matrix_per_group_with_the_bias_last():
     weight, bias = RNG.standard_normal((6, 2, 3, 1)), RNG.standard_normal(6)
     tensors = Tensor(weight.astype(np.float32)), Tensor(bias.astype(np.float32))
-    found = subject.to_matrix(*tensors, 2, 3, 7).asnumpy()
+    (found,) = Direction(form_of(*tensors, 2, identity_caches(2, 3, 7))).matrices(tensors)
     wanted = np.concatenate([weight.reshape(2, 3, 6), bias.reshape(2, 3, 1)], axis=2)
-    np.testing.assert_array_equal(found, wanted.astype(np.float32))
-    np.testing.assert_array_equal(subject.to_matrix(tensors[0], None, 2, 3, 6).asnumpy(), found[:, :, :-1])
+    np.testing.assert_array_equal(found.asnumpy(), wanted.astype(np.float32))
+    (alone,) = Direction(form_of(tensors[0], None, 2, identity_caches(2, 3, 6))).matrices(tensors[:1])
+    np.testing.assert_array_equal(alone.asnumpy(), found.asnumpy()[:, :, :-1])
 
 
 @pytest.mark.parametrize("rows, columns", [(3, 7), (3, 9), (4, 7), (5, 8)])
 def test_padding_is_zero_and_cut_off_again(rows, columns):
     weight = Tensor(RNG.standard_normal((6, 2, 3, 1)).astype(np.float32))
     bias = Tensor(RNG.standard_normal(6).astype(np.float32))
-    padded = subject.to_matrix(weight, bias, 2, rows, columns)
+    caches = identity_caches(2, rows, columns)
+    direction = Direction(form_of(weight, bias, 2, caches))
+    (padded,) = direction.matrices((weight, bias))
     assert padded.shape == (2, rows, columns)
     assert not padded.asnumpy()[:, 3:].any()
     assert not padded.asnumpy()[:, :, 7:].any()
-    for found, given in zip(subject.from_matrix(padded, weight, bias, 2), (weight, bias), strict=True):
+    made = direction((padded,), caches)
+    for found, given in zip(direction.cut(made, (weight, bias)), (weight, bias), strict=True):
         np.testing.assert_array_equal(found.asnumpy(), given.asnumpy())
