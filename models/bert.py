@@ -99,11 +99,12 @@ class BertSelfAttention(nn.Cell):
         self.dropout = nn.Dropout(p=config.dropout)
         self._heads = config.heads
         self._scale = 1.0 / sqrt(config.hidden_size // config.heads)
+        self._products = ops.BatchMatMul(transpose_b=True)
 
     def construct(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """Vectors [B, T, H], and what is added to scores ([B, 1, 1, T], or any that broadcasts), to [B, T, H]."""
         query, key, value = self._split(self.query(x)), self._split(self.key(x)), self._split(self.value(x))
-        scores = ops.matmul(query, key.swapaxes(-1, -2)) * self._scale
+        scores = self._products(query, key) * self._scale
         if bias is not None:
             scores = scores + bias.astype(scores.dtype)
         context = ops.matmul(self.dropout(ops.softmax(scores, -1)), value)
@@ -243,10 +244,12 @@ class TiedDecoder(nn.Cell):
         super().__init__()
         self.weight = embedding.embedding_table
         self.bias = Parameter(initializer("zeros", (self.weight.shape[0],), ms.float32), name="bias")
+        self._product, self._add = ops.MatMul(transpose_b=True), ops.BiasAdd()  # no transposition, no broadcasting
 
     def construct(self, x: Tensor) -> Tensor:
         """Vectors [..., H] to scores [..., V]."""
-        return ops.matmul(x, self.weight.astype(x.dtype).T) + self.bias.astype(x.dtype)
+        rows = self._product(x.reshape(-1, x.shape[-1]), self.weight.astype(x.dtype))
+        return self._add(rows, self.bias.astype(x.dtype)).reshape(x.shape[:-1] + self.bias.shape)
 
 
 class BertPredictionHead(nn.Cell):

@@ -30,6 +30,7 @@ from thor.parameters import addresses, int_parameter, read, write
 from thor.update import Estimate, Update, half_square, scaling
 
 CURVATURE_GRAPHS = ("curvature", "add_curvature", "finish_curvature")
+_cast = ops.Cast()
 OF_ACTIVE_LAYERS = (*CURVATURE_GRAPHS, "average")  # built anew without layers that have stopped
 
 
@@ -229,7 +230,7 @@ class TrainStep(nn.Cell):
             loss, gradients = mean(loss, gradients, inputs[0].shape[0])
             inverse_scale = inverse(scale)
             (loss,), weights = down((loss,), inverse_scale), down(gradients[:count], inverse_scale)
-            return checked(loss, weights + gradients[count:])
+            return checked(loss, weights, gradients[count:])
 
         return curvature
 
@@ -330,7 +331,7 @@ class TrainStep(nn.Cell):
         def finish(scale):
             loss, means = sums(share)
             loss, means = mean(loss, means, 1)
-            return checked(loss, down(means[:count], inverse(scale)) + means[count:])
+            return checked(loss, down(means[:count], inverse(scale)), means[count:])
 
         return finish
 
@@ -394,7 +395,11 @@ class TrainStep(nn.Cell):
                 self._compiled.pop(name, None)
 
 
-def checked(loss, gradients):
-    """In a graph: (loss, whether all is finite) and the gradients; squares that overflow count as not finite."""
-    total = loss.astype(ms.float32) + ops.addn(over(half_square, gradients)) * 0.0
-    return (loss, ops.isfinite(total)) + gradients
+def checked(loss, gradients, fresh):
+    """In a graph: (loss, whether all is finite), the gradients and the statistics.
+
+    Of these the blocks are looked at, every third: what stands beside finite ones is no larger. Squares that overflow
+    count as not finite.
+    """
+    total = _cast(loss, ms.float32) + ops.addn(over(half_square, gradients + fresh[::3])) * 0.0
+    return (loss, ops.isfinite(total)) + gradients + fresh
