@@ -39,7 +39,7 @@ from scripts.whole import write_whole
 from thor.compiled import over
 from thor.options import GATHERS_PER_INTERVAL
 from thor.parameters import write
-from thor.update import dot
+from thor.update import half_square
 
 NEVER = 2**31 - 1
 CLASSIFIERS: dict[str, tuple[Callable[[], nn.Cell], int, tuple[int, int, int, int]]] = {
@@ -93,7 +93,7 @@ def first_order_step(
     def step(*inputs):
         loss, gradients = differentiate(*inputs)
         gradients = mean(gradients)
-        if ops.isfinite(loss + ops.addn(over(dot, gradients, gradients))):
+        if ops.isfinite(loss + ops.addn(over(half_square, gradients))):
             loss = ops.depend(loss, optimizer(gradients))
         return loss
 

@@ -399,7 +399,11 @@ def checked(loss, gradients, fresh):
     """In a graph: (loss, whether all is finite), the gradients and the statistics.
 
     Of these the blocks are looked at, every third: what stands beside finite ones is no larger. Squares that overflow
-    count as not finite.
+    count as not finite. The branch is for speed alone: a graph without one is run by several threads of MindSpore's on
+    a CPU, whose products slow each other down (docs/speed.md).
     """
     total = _cast(loss, ms.float32) + ops.addn(over(half_square, gradients + fresh[::3])) * 0.0
-    return (loss, ops.isfinite(total)) + gradients + fresh
+    finite = ops.isfinite(total)
+    if finite:
+        loss = loss + 0.0 * total
+    return (loss, finite) + gradients + fresh

@@ -47,7 +47,7 @@ class Estimate(nn.Cell):
         return ops.depend(gain, over(averages, self.indices, self.powers, self.layer_of))
 
     def _gain(self, gain, i):
-        return entries_of(gain, i, 1)
+        return reshaped(entries_of(gain, i, 1), ())  # times one of shape (1,), MindSpore's CPU looks up every entry
 
     def _average(self, gains, by_power, fresh, index, power, layer):
         estimate = self.estimates[index]
