@@ -2,8 +2,8 @@
 
     python scripts/bench_step.py [--network resnet20 lenet autoencoder bert] [--rounds 15] [--out bench.json]
 
-Two baselines: *Momentum* is ``nn.Momentum`` in the same kind of compiled step as THOR's (with the finite check, which
-also makes it faster on a CPU); *TrainOneStepCell* is MindSpore's own step. Ratios are to the first, the faster one.
+Two baselines: *Momentum* is ``nn.Momentum`` in the same kind of compiled step as THOR's (with the finite check, whose
+branch makes it faster on a CPU); *TrainOneStepCell* is MindSpore's own step. Ratios are to the first, the faster one.
 *Amortised* is the mean step when every ``--interval`` refreshes all layers and gathers factors ten times.
 """
 

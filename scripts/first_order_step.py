@@ -21,9 +21,9 @@ Compiled = Callable[..., Any]
 class FirstOrderStep:
     """Loss of a batch; the optimizer moves the weights at every `accumulation`-th call, by the mean gradient.
 
-    The finite check is part of the compiled graph: half the squared norm of all gradients. It pays for itself: with every
-    gradient also going into one sum, MindSpore runs the backward products side by side (on an autoencoder and two
-    cores 97 ms a step, and 180 without).
+    The finite check is part of the compiled graph, half the squared norm of all gradients, and so is the branch on it.
+    The branch pays for itself: without one MindSpore's CPU runtime spreads the kernels over threads that slow each
+    other down (docs/speed.md).
 
     In a data-parallel job loss and gradients are means over the ranks, each with its share of the batch, before they
     are checked and used: all ranks make the same decision and the same step. (Where ranks count unequally many labels,
@@ -140,11 +140,13 @@ def _clipped(optimizer: nn.Cell, limit: float | None) -> Compiled:
 
 
 def _update(gradients: Compiled, optimizer: Compiled) -> Compiled:
-    """A step that moves the weights at once."""
+    """A step that moves the weights at once, if all is finite."""
 
     def update(*batch: Tensor) -> tuple[Tensor, Tensor]:
         value, grads, square = gradients(*batch)
-        return value, ops.depend(square, optimizer(grads))
+        if ops.isfinite(square):
+            square = ops.depend(square, optimizer(grads))
+        return value, square
 
     return update
 
@@ -172,12 +174,13 @@ def _guarded_update(network: nn.Cell, loss: nn.Cell, weights: Any, optimizer: Co
 
 
 def _add(gradients: Compiled, sums: tuple[Parameter, ...], across: Across) -> Compiled:
-    """A step that adds a batch's gradients to the sums."""
+    """A step that adds a batch's gradients to the sums, if all is finite."""
 
     def add(*batch: Tensor) -> tuple[Tensor, Tensor]:
         value, grads, square = gradients(*batch)
-        for total, grad in zip(sums, grads):  # noqa: B905 (the graph parser knows no strict=)
-            square = ops.depend(square, ops.assign_add(total, grad))
+        if ops.isfinite(square):
+            for total, grad in zip(sums, grads):  # noqa: B905 (the graph parser knows no strict=)
+                square = ops.depend(square, ops.assign_add(total, grad))
         reduced = across((value, square))
         return reduced[0], reduced[1]
 

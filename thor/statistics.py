@@ -1,7 +1,7 @@
 """Cells that make a factor's statistics, put together of parts when a layer is captured.
 
 No ``construct`` has a branch: MindSpore's compiler parses and infers both sides of one at every use, and a network's
-factors are made by two uses a layer. What can be decided before is decided where a Cell is made (:func:`statistics_of`).
+factors are made by two uses a layer. What can be decided before is decided in :func:`statistics_of`.
 """
 
 from __future__ import annotations

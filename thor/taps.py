@@ -11,7 +11,7 @@ The Parameters of a port double as storage: they hold the running estimate (see 
 
 from __future__ import annotations
 
-from mindspore import Parameter, nn, ops
+from mindspore import Parameter, nn
 
 from thor import convolution
 from thor.statistics import Statistics

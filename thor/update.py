@@ -20,7 +20,8 @@ class Estimate(nn.Cell):
     ``gain`` is one number a layer, 0 for a layer that has stopped. G is quadratic in the loss scale and its mean
     linear, so that powers of 1 / scale are taken out (``Layer.powers``).
 
-    A graph of its own, without a branch: within the curvature step's it cost the compiler a third of its memory.
+    A graph of its own: within the curvature step's it cost the compiler a third of its memory. Its branch is for speed
+    alone: without one, MindSpore's CPU runtime hands a graph's kernels to several threads, which go on spinning.
     """
 
     def __init__(self, layers: list[Layer]):
@@ -43,8 +44,10 @@ class Estimate(nn.Cell):
     def construct(self, gain, inverse_scale, fresh):
         gains = over(ops.partial(self._gain, gain), self.layers)
         by_power = (1.0, inverse_scale, inverse_scale * inverse_scale)
-        averages = ops.partial(self._average, gains, by_power, fresh)
-        return ops.depend(gain, over(averages, self.indices, self.powers, self.layer_of))
+        if ops.isfinite(gains[0]):  # always, see the class's text
+            averages = ops.partial(self._average, gains, by_power, fresh)
+            gain = ops.depend(gain, over(averages, self.indices, self.powers, self.layer_of))
+        return gain
 
     def _gain(self, gain, i):
         return reshaped(entries_of(gain, i, 1), ())  # times one of shape (1,), MindSpore's CPU looks up every entry
@@ -68,8 +71,8 @@ class Update(nn.Cell):
 
     One number, the sum of all <gradient, direction> (without ``clip`` of all |direction|^2 / 2, for an inverse makes no
     finite number of one that is not), tells whether everything is finite; if not, nothing moves.
-    Reducing every gradient to it also keeps MindSpore's CPU runtime from running the backward products concurrently,
-    where they slow each other down.
+    The branch on it also keeps MindSpore's CPU runtime from spreading the backward products over threads that slow each
+    other down.
 
     Until the weights move, a layer's direction stays the one matrix of weight and bias that it was made as: where a
     graph ends, as before the branch on ``finite``, what was cut and reshaped is copied, by one kernel for each.
