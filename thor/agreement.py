@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from mindspore import Tensor
 
 
@@ -35,7 +36,8 @@ def refresh_alike(optimizer: Any, layers: list[int]) -> int:
     decision.
     """
     ranks = optimizer.ranks
-    before, traces = 0 if ranks is None else ranks.bytes, optimizer.fresh_traces(layers)
+    before = 0 if ranks is None else ranks.bytes
+    traces = np.concatenate([optimizer._captured[i].traces() for i in layers])
     optimizer.refresh(layers, traces if ranks is None else ranks.of_first(traces))
     return 0 if ranks is None else ranks.bytes - before
 

@@ -236,6 +236,10 @@ class Layer:
         """Relative cost of gathering and inverting the factors: what a stopped layer saves."""
         return float(sum(f.copies * f.cut.count * f.cut.size**3 for f in (self.a, self.g)))
 
+    def traces(self) -> np.ndarray:
+        """Of the estimates: those of A's copies, then those of G's."""
+        return np.concatenate([self.a.traces(), self.g.traces()])
+
     def damped_trace(self, damping: float, traces: np.ndarray) -> float:
         """The damped trace of the layer's Fisher block, from those of its factors [2, c].
 

@@ -305,12 +305,8 @@ class THOR(nn.Cell):
         write(self.average_weight, weight)
         write(self.next_gather, self.step + self.options.gather_interval(self.step))
 
-    def fresh_traces(self, indices: list[int]) -> np.ndarray:
-        """Those of the estimates of layers ``indices``: of A's copies, then of G's, layer by layer."""
-        return np.concatenate([f.traces() for i in indices for f in (self._captured[i].a, self._captured[i].g)])
-
     def refresh(self, indices: list[int], traces: np.ndarray) -> None:
-        """Decide for every active layer, from the traces of the factors of layers ``indices``; invert what updates."""
+        """Decide for every active layer, from ``Layer.traces`` of layers ``indices``; invert what updates."""
         step, damping = self.step, float(self.options.damping(self.step))
         status, refreshes, kept = (p.asnumpy().copy() for p in (self.status, self.refreshes, self.kept))
         adopted = self._by_layer(self.traces.asnumpy().copy(), range(len(self._captured)))
@@ -341,7 +337,7 @@ class THOR(nn.Cell):
             write(target, value)
 
     def _by_layer(self, flat: np.ndarray, indices: Any) -> dict[int, np.ndarray]:
-        """Traces [2, c] (of A, of G) of each layer, from the flat order of :meth:`fresh_traces`."""
+        """Traces [2, c] (of A, of G) of each layer, of such a flat array."""
         found, first = {}, 0
         for i in indices:
             size = 2 * self._captured[i].copies

@@ -22,15 +22,13 @@ from thor import device
 from thor.accumulation import Adder, Clearer, Values
 from thor.agreement import refresh_alike, settings_to_share
 from thor.blocks import check_int
-from thor.compiled import over
 from thor.diagnose import all_finite, complaint, first_bad_layer
 from thor.distributed import Means, alone, same_everywhere
 from thor.optimizer import RECOMPILE_SHARE, THOR
 from thor.parameters import addresses, int_parameter, read, write
-from thor.update import Estimate, Update, half_square, scaling
+from thor.update import Estimate, Update, checked, in_one_thread, scaling
 
 CURVATURE_GRAPHS = ("curvature", "add_curvature", "finish_curvature")
-_cast = ops.Cast()
 OF_ACTIVE_LAYERS = (*CURVATURE_GRAPHS, "average")  # built anew without layers that have stopped
 
 
@@ -235,7 +233,7 @@ class TrainStep(nn.Cell):
         return curvature
 
     def _build_average(self) -> Callable[..., Any]:
-        estimate, (_, inverse, _) = Estimate(self._graph_layers()), self._scaling()
+        estimate, (_, inverse, _) = Estimate(self._graph_layers(), self._scaled), self._scaling()
 
         def average(scale, gain, *fresh):
             return estimate(gain, inverse(scale), fresh)
@@ -307,7 +305,7 @@ class TrainStep(nn.Cell):
         def add(scale, *inputs):
             loss, gradients = differentiate(scale, *inputs)
             (loss,) = down((loss,), inverse(scale))
-            return ops.depend(loss, adder(loss, gradients))
+            return in_one_thread(ops.depend(loss, adder(loss, gradients)))
 
         return add
 
@@ -393,17 +391,3 @@ class TrainStep(nn.Cell):
             self._in_graph = [i for i in self._in_graph if i in active]
             for name in OF_ACTIVE_LAYERS:
                 self._compiled.pop(name, None)
-
-
-def checked(loss, gradients, fresh):
-    """In a graph: (loss, whether all is finite), the gradients and the statistics.
-
-    Of these the blocks are looked at, every third: what stands beside finite ones is no larger. Squares that overflow
-    count as not finite. The branch is for speed alone: a graph without one is run by several threads of MindSpore's on
-    a CPU, whose products slow each other down (docs/speed.md).
-    """
-    total = _cast(loss, ms.float32) + ops.addn(over(half_square, gradients + fresh[::3])) * 0.0
-    finite = ops.isfinite(total)
-    if finite:
-        loss = loss + 0.0 * total
-    return (loss, finite) + gradients + fresh

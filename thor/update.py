@@ -24,8 +24,9 @@ class Estimate(nn.Cell):
     alone: without one, MindSpore's CPU runtime hands a graph's kernels to several threads, which go on spinning.
     """
 
-    def __init__(self, layers: list[Layer]):
+    def __init__(self, layers: list[Layer], scaled: bool):
         super().__init__(auto_prefix=False)
+        self.scaled = scaled
         parameters, powers, layer_of = [], [], []
         for i, layer in enumerate(layers):
             of_a, of_g, of_mean = layer.powers
@@ -54,7 +55,10 @@ class Estimate(nn.Cell):
 
     def _average(self, gains, by_power, fresh, index, power, layer):
         estimate = self.estimates[index]
-        return _assign_add(estimate, gains[layer] * (fresh[index] * by_power[power] - estimate))
+        value = fresh[index]
+        if self.scaled:
+            value = value * by_power[power]
+        return _assign_add(estimate, gains[layer] * (value - estimate))
 
 
 class Update(nn.Cell):
@@ -233,6 +237,26 @@ def scaling(scaled):
         return over(ops.partial(times, factor), values)
 
     return up, inverse, down
+
+
+def checked(loss, gradients, fresh):
+    """In a graph: (loss, whether all is finite), the gradients and the statistics.
+
+    Of these the blocks are looked at, every third: what stands beside finite ones is no larger. Squares that overflow
+    count as not finite.
+    """
+    total = _cast(loss, ms.float32) + ops.addn(over(half_square, gradients + fresh[::3])) * 0.0
+    return (in_one_thread(loss), ops.isfinite(total)) + gradients + fresh
+
+
+def in_one_thread(loss):
+    """The loss as it is, behind a branch, for speed alone.
+
+    MindSpore 2.10 spreads a graph without one over threads of a CPU, where products slow each other (docs/speed.md).
+    """
+    if ops.isfinite(loss):
+        loss = loss + 0.0 * loss
+    return loss
 
 
 def clipped(limit, gradient):
