@@ -123,9 +123,14 @@ def _gradients(
             grads = scaled(factor, grads)
         reduced = across((value, *grads))
         value, grads = reduced[0], reduced[1:]
-        return value, grads, half_square(value) + ops.addn(over(half_square, grads))
+        return value, grads, _half_square(value, grads)
 
     return gradients
+
+
+def _half_square(value: Tensor, grads: tuple[Tensor, ...]) -> Tensor:
+    """Half the square of loss and gradients together, float32: not finite if an entry is not."""
+    return half_square(value) + ops.addn(over(half_square, grads))
 
 
 def _clipped(optimizer: nn.Cell, limit: float | None) -> Compiled:
@@ -165,7 +170,7 @@ def _guarded_update(network: nn.Cell, loss: nn.Cell, weights: Any, optimizer: Co
         inverse = 1.0 / scale
         reduced = across((value, *scaled(inverse, grads)))
         value, grads = reduced[0], reduced[1:]
-        square = half_square(value) + ops.addn(over(half_square, grads))
+        square = _half_square(value, grads)
         if ops.isfinite(square):
             square = ops.depend(square, optimizer(grads))
         return value, square
