@@ -83,7 +83,8 @@ class BertEmbeddings(nn.Cell):
             token_type_ids = ops.zeros_like(input_ids)
         if input_ids.shape[1] > self._positions.shape[1]:
             raise ValueError("more tokens than max_positions: give shorter sequences, or the network more positions")
-        positions = self._positions[:, : input_ids.shape[1]]
+        # one row for each token, not one for all examples: THOR takes what a layer is called on for its examples
+        positions = ops.broadcast_to(self._positions[:, : input_ids.shape[1]], input_ids.shape)
         x = self.word_embeddings(input_ids) + self.token_type_embeddings(token_type_ids)
         return self.dropout(self.LayerNorm(x + self.position_embeddings(positions)))
 
