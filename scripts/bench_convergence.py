@@ -20,6 +20,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
@@ -111,6 +112,7 @@ class Bench:
         if found is None:
             words = folder.with_suffix(".log").read_text(errors="replace").strip().splitlines()[-1:]
             if not words or "not finite" not in words[0]:
+                self.ended.set()  # else the next run would train to its end before this is told
                 raise UserError(f"{folder}: training ended with status {status}: {' '.join(words)}")
             (folder / "failed.txt").write_text(words[0] + "\n")
         shown = "broke down" if found is None else f"{self.task.metric} {results.best(self.task, found):.5g}"
@@ -138,18 +140,20 @@ class Bench:
             tuned[each.name] = drawn[each.name][results.first_of_best(self.task, values)]
         return tuned
 
-    def all_runs(self, seeds: Sequence[int], names: Sequence[str]) -> list[Outcome]:
-        """Tune, and train all with one seed after the other."""
+    def all_runs(self, seeds: Sequence[int], names: Sequence[str]) -> tuple[list[Outcome], Counter[str]]:
+        """Tune, and train all with one seed after the other; and how many runs of each broke down."""
         taking_part = [each for each in self.task.contenders if each.name in names]
         if all(each.second_order for each in taking_part):  # said now, and not after hours
             raise NoTargetError(f"{self.task.name}: a first-order optimizer has to take part, for it sets the target")
         self.pace = Pace(self.count(seeds, names), self.jobs)
         sources = dict.fromkeys(each.tuned_as or each.name for each in taking_part)
         tuned = self.tune([self.task.contender(name) for name in sources])
-        found = self.run_all([
+        runs = [
             (each, tuned[each.tuned_as or each.name], seed, f"seed-{seed}") for seed in seeds for each in taking_part
-        ])  # fmt: skip
-        return [each for each in found if each is not None]
+        ]
+        found = self.run_all(runs)
+        broken = Counter(run[0].name for run, outcome in zip(runs, found, strict=True) if outcome is None)
+        return [each for each in found if each is not None], broken
 
     def count(self, seeds: Sequence[int], names: Sequence[str]) -> int:
         """How many runs that will be, those to tune with them."""
@@ -158,16 +162,17 @@ class Bench:
         tuning = sum(len(search.trials(self.task, self.task.contender(name), self.trials)) for name in sources)
         return tuning + len(taking_part) * len(seeds)
 
-    def report(self, outcomes: Sequence[Outcome], seeds: Sequence[int]) -> None:
+    def report(self, outcomes: Sequence[Outcome], broken: Counter[str], seeds: Sequence[int]) -> None:
         """Table, numbers and picture."""
-        setter, target = results.target_of(self.task, outcomes)
-        rows = results.rows(self.task, outcomes, setter, target)
-        text = picture.markdown(self.task, rows, setter, target)
+        setter, target = results.target_of(self.task, outcomes, broken)
+        rows = results.rows(self.task, outcomes, broken, setter, target)
+        text = picture.markdown(self.task, rows, broken, setter, target)
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
         (self.folder / "results.md").write_text(text + "\n", encoding="utf-8")
         about = {
             "task": self.task.name, "epochs": self.epochs, "trials": self.trials_done(), "seeds": list(seeds),
-            "jobs": self.jobs, "target": target, "set_by": setter, "rows": [asdict(row) for row in rows],
+            "jobs": self.jobs or None, "target": target, "set_by": setter, "broken": broken,
+            "rows": [asdict(row) for row in rows],
         }  # fmt: skip
         (self.folder / "results.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
         picture.draw(self.task, outcomes, target, self.folder / "results.png")
@@ -178,14 +183,24 @@ class Bench:
         logs = {each.name: self.folder / each.name / TRIALS for each in self.task.contenders}
         return {name: len(path.read_text().splitlines()) for name, path in logs.items() if path.is_file()}
 
-    def finished(self, seeds: Sequence[int], names: Sequence[str]) -> list[Outcome]:
-        """The final runs that are there."""
-        found = [
-            results.read_outcome(self.folder / name / f"seed-{seed}", name, seed, self.task.metric)
-            for name in names
-            for seed in seeds
-        ]
-        return [each for each in found if each is not None]
+    def finished(self, seeds: Sequence[int], names: Sequence[str]) -> tuple[list[Outcome], Counter[str]]:
+        """The final runs that are there, and how many of each broke down; ``epochs`` becomes those of the runs."""
+        self.jobs = 0  # nobody knows
+        found, broken, epochs = [], Counter[str](), dict[Path, int]()
+        for name in names:
+            for seed in seeds:
+                folder = self.folder / name / f"seed-{seed}"
+                outcome = results.read_outcome(folder, name, seed, self.task.metric)
+                broken[name] += outcome is None and (folder / "failed.txt").is_file()
+                if outcome is not None:
+                    found.append(outcome)
+                    if not self.task.contender(name).second_order:  # whose share of it is searched
+                        epochs[folder] = load_config(folder / CONFIG).epochs
+        if len(set(epochs.values())) > 1:
+            told = ", ".join(f"{folder}: {count} epochs" for folder, count in epochs.items())
+            raise UserError(f"these runs are of several benchmarks: {told}")
+        self.epochs = next(iter(epochs.values()), self.epochs)
+        return found, +broken
 
 
 def _check_same(folder: Path, settings: TrainSettings) -> None:
@@ -243,8 +258,8 @@ def main() -> int:
         try:
             done = options.report_only
             with answering(bench.end):
-                bench.report(bench.finished(options.seeds, names) if done else bench.all_runs(options.seeds, names),
-                             options.seeds)  # fmt: skip
+                runs = bench.finished if done else bench.all_runs
+                bench.report(*runs(options.seeds, names), options.seeds)
             if bench.ended.is_set():  # while it reported: the next task must not begin
                 raise EndedEarlyError
         except EndedEarlyError:

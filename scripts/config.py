@@ -36,6 +36,8 @@ _FREE_TO_CHANGE = (
     "data.ranks",  # batch_size is of all ranks together
 )
 
+_FREE_FORM = "network_options"  # arguments of a network's factory, in which None is a value
+
 
 class _Loader(yaml.SafeLoader):
     """YAML in which 1e-3 is a number (YAML 1.1 wants 1.0e-3, and reads a text otherwise)."""
@@ -150,10 +152,15 @@ def differences(old: TrainSettings, new: TrainSettings, also: Container[str] = (
     """
     before, after = dict(_flat(resolved(old))), dict(_flat(resolved(new)))
     return [
-        f"{key}: {before.get(key)} -> {after.get(key)}"
+        f"{key}: {_told(key, before)} -> {_told(key, after)}"
         for key in sorted(before.keys() | after.keys())
-        if before.get(key) != after.get(key) and (key in also or key not in _FREE_TO_CHANGE)
+        if _told(key, before) != _told(key, after) and (key in also or key not in _FREE_TO_CHANGE)
     ]
+
+
+def _told(key: str, values: dict[str, Any]) -> Any:
+    """A setting's value; an argument of a network's factory that is None is not one that is left out."""
+    return values.get(key, "left out" if key.startswith(f"{_FREE_FORM}.") else None)
 
 
 def _assign(values: dict[str, Any], key: str, value: Any) -> None:
@@ -237,9 +244,9 @@ def _flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
 
 
 def _without_none(values: dict[str, Any]) -> dict[str, Any]:
-    """Nested mappings without what is not set."""
+    """Nested mappings without what is not set; what the user's own factory is given stays as it is."""
     return {
-        key: _without_none(value) if isinstance(value, dict) else value
+        key: _without_none(value) if isinstance(value, dict) and key != _FREE_FORM else value
         for key, value in values.items()
         if value is not None
     }

@@ -18,10 +18,11 @@ from scripts.data import fetch
 from scripts.errors import UserError
 from scripts.feeds import PUBLISHED_SIZES, Feeds, open_feeds
 from scripts.fitting import check_fit
+from scripts.memory import memory
 from scripts.networks import build_loss, build_network
 from scripts.optimizers import build_stepper
 from scripts.settings import TrainSettings
-from scripts.training import CHECKPOINTS, CONFIG, held, memory
+from scripts.training import CHECKPOINTS, CONFIG, held
 
 WRAPPED = "_backbone."  # where mixed precision puts the network
 
@@ -92,6 +93,7 @@ def _steps_per_epoch(settings: TrainSettings, feeds: Feeds | None) -> int | None
     examples = PUBLISHED_SIZES.get(settings.data.name)
     if examples is None:
         return None
+    examples = min(examples, settings.data.train_size or examples)
     return whole_steps(settings, examples // settings.batch_size)
 
 

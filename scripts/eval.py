@@ -36,8 +36,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from scripts.build import build, make_convolutions_fast
     from scripts.checkpoint import load_network
     from scripts.evaluation import Evaluator
+    from scripts.feeds import open_feeds
+    from scripts.words import words_of
 
-    parts = build(settings)
+    parts = build(settings, open_feeds(settings, words_of(options.folder)))
     weights = load_network(path, parts.network)
     make_convolutions_fast(parts.network)
     scores = Evaluator(parts.network, parts.loss, parts.feeds.test, settings)()

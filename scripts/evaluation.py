@@ -88,8 +88,10 @@ class Evaluator:
             total, sums = self._over_ranks(list(self._batches(alive)))
         finally:
             self._network.set_train(True)
-        means = {name: value / total for name, value in sums.items()} if total else {"loss": np.nan}
-        return Scores(means.pop("loss"), means or {"accuracy": 0.0}, total)
+        if not total:
+            raise UserError("nothing to evaluate on: no example of the test set can be read (the lines above say why)")
+        means = {name: value / total for name, value in sums.items()}
+        return Scores(means.pop("loss"), means, total)
 
     def _over_ranks(self, batches: list[tuple[int, dict[str, float]]]) -> tuple[int, dict[str, float]]:
         """How many examples count, and their sums; a rank whose part is all padding does not know which sums."""

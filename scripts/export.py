@@ -45,14 +45,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     out = options.out or options.folder / f"network{ENDINGS[options.format]}"
     if out.suffix != ENDINGS[options.format]:
         raise UserError(f"--out {out}: must end with {ENDINGS[options.format]}, MindSpore would add it")
-    weights, made = export(settings, path, options.format, options.batch, out)
+    weights, made = export(settings, path, options.format, options.batch, out, options.folder)
     files = [file for place in made for file in (place, *place.rglob("*")) if file.is_file()]
     size = sum(file.stat().st_size for file in files) / 2**20
     print(f"{', '.join(map(str, made))}: {settings.network} with the {weights} of {path}, {size:.1f} MiB")
     return 0
 
 
-def export(settings: TrainSettings, checkpoint: Path, form: str, batch: int, out: Path) -> tuple[str, list[Path]]:
+def export(
+    settings: TrainSettings, checkpoint: Path, form: str, batch: int, out: Path, run: Path
+) -> tuple[str, list[Path]]:  # fmt: skip
     """Write the network with a checkpoint's weights; which weights these are, and what was made once it is complete."""
     import mindspore as ms
 
@@ -62,7 +64,7 @@ def export(settings: TrainSettings, checkpoint: Path, form: str, batch: int, out
 
     select_device(settings.device)
     ms.set_context(mode=ms.GRAPH_MODE)
-    network = build_network(settings, _from_data(settings))
+    network = build_network(settings, _from_data(settings, run))
     weights = load_network(checkpoint, network)
     network.set_train(False)
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -86,13 +88,16 @@ def _moved(place: Path, folder: Path) -> Path:
     return target
 
 
-def _from_data(settings: TrainSettings) -> dict[str, Any]:
-    """Arguments of the network that the data decide: a text's number of words."""
+def _from_data(settings: TrainSettings, run: Path) -> dict[str, Any]:
+    """Arguments of the network that the data decide: a text's number of words, which the run's folder tells."""
     if settings.data.name != "text":
         return {}
-    from scripts.feeds import open_feeds
+    from scripts.words import words_of
 
-    return open_feeds(settings).network_options
+    words = words_of(run)
+    if words is None:
+        raise UserError(f"{run}: has no vocabulary.json, the word pieces that a network of text was trained with")
+    return {"vocab_size": len(words)}
 
 
 def _example(settings: TrainSettings, batch: int) -> list[Any]:

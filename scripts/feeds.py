@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from scripts.data import cifar, fashion_mnist, fetch, imagenet_folder, imagenet_samples
 from scripts.data.batches import Batches, Channels, Split
@@ -13,6 +13,9 @@ from scripts.data.image_source import Collection, ImageSource
 from scripts.data.source import Source
 from scripts.errors import UserError
 from scripts.settings import TrainSettings
+
+if TYPE_CHECKING:
+    from scripts.data.wordpiece import Vocabulary  # its library is imported where there is text
 
 EVALUATION_BATCH = 1000  # of sets in memory
 FASHION_MEAN, FASHION_STD = 0.2860, 0.3530  # of Fashion-MNIST's training images
@@ -36,6 +39,7 @@ class Feeds:
         origin: Where the data are, for messages.
         network_options: Arguments for the network's factory that the data decide.
         skipped: Unreadable images so far, over both parts, and what is wrong with each.
+        words: The vocabulary of a text.
     """
 
     train: Source
@@ -43,17 +47,21 @@ class Feeds:
     origin: str
     network_options: dict[str, Any] = field(default_factory=dict)
     skipped: Sequence[dict[str, str]] = ()
+    words: Vocabulary | None = None
 
     def unreadable(self) -> int:
         """How many unreadable images were met."""
         return sum(len(names) for names in self.skipped)
 
 
-def open_feeds(settings: TrainSettings) -> Feeds:
-    """Find the data set that a configuration names, and cut it into batches."""
+def open_feeds(settings: TrainSettings, words: Vocabulary | None = None) -> Feeds:
+    """Find the data set that a configuration names, and cut it into batches; a text by ``words``, where they are given.
+
+    A trained network knows pieces by the numbers that its own vocabulary gave them, whatever text it is shown.
+    """
     name = settings.data.name
     if name == "text":
-        return _text(settings)
+        return _text(settings, words)
     if name in ("imagenet", "mindrecord", "imagenet_samples"):
         return _photographs(settings)
     return _in_memory(settings)
@@ -155,14 +163,15 @@ def _collections(settings: TrainSettings) -> tuple[Collection, Collection, Path]
     return *imagenet_folder.load(folder), folder
 
 
-def _text(settings: TrainSettings) -> Feeds:
-    """Sequences of plain text; the vocabulary is built from the training documents alone."""
+def _text(settings: TrainSettings, words: Vocabulary | None) -> Feeds:
+    """Sequences of plain text; without a vocabulary one is built from the training documents alone."""
     from scripts.data import austen, text, wordpiece
 
     data = settings.data
     folder = Path(data.folder).expanduser() if data.folder else austen.resolve()
     documents, held_out = text.split(text.read(folder), data.held_out)
-    words = wordpiece.vocabulary(list(documents.values()), data.vocabulary, fetch.cache_folder("wordpiece"))
+    if words is None:
+        words = wordpiece.vocabulary(list(documents.values()), data.vocabulary, fetch.cache_folder("wordpiece"))
     train = text.sequences(documents, words, data.length)[: data.train_size]
     test = text.sequences(held_out, words, data.length)[: data.test_size]
     source = text.NextPieces if data.objective == "next" else text.MaskedText
@@ -171,6 +180,7 @@ def _text(settings: TrainSettings) -> Feeds:
         test=source(sequences=test, words=len(words), **_evaluation(settings, settings.share, len(test))),
         origin=str(folder),
         network_options={"vocab_size": len(words)},
+        words=words,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -103,12 +104,13 @@ def _losses(axes: Axes, runs: dict[str, Lines], x: str, label: str) -> None:
 
 
 def _smoothed(values: Sequence[float]) -> list[float]:
-    """A running mean, unbiased at its beginning."""
+    """A running mean, unbiased at its beginning; a value that is no number, of a skipped step, has no share in it."""
     total, weight, means = 0.0, 0.0, []
     for value in values:
-        total = SMOOTHING * total + value
-        weight = SMOOTHING * weight + 1.0
-        means.append(total / weight)
+        if math.isfinite(value):
+            total = SMOOTHING * total + value
+            weight = SMOOTHING * weight + 1.0
+        means.append(total / weight if weight else math.nan)
     return means
 
 

@@ -31,10 +31,13 @@ class Position:
         step_in_epoch: Steps done in the epoch under way.
         seconds: Training time so far.
         seed: Seed of the run.
-        loss_sum: Sum of the losses of the epoch under way.
+        loss_sum: Sum of the losses of the epoch under way that are numbers.
+        not_finite: How many of them are not.
+        evaluated: The step after which the network was evaluated last.
         best: The best value of the metric so far.
         best_step: The step that it was found after.
         phases: Steps and seconds spent in each phase of the run.
+        peak: Bytes, the largest peak of the processes so far.
     """
 
     step: Count = 0
@@ -43,9 +46,12 @@ class Position:
     seconds: float = 0.0
     seed: int = 0
     loss_sum: float = 0.0
+    not_finite: Count = 0
+    evaluated: Count = 0
     best: float | None = None
     best_step: Count = 0
     phases: dict[str, list[float]] = field(default_factory=dict)
+    peak: Count = 0
 
 
 def describe(position: Position, tensors: Path) -> dict[str, Any]:

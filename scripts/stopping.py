@@ -13,14 +13,20 @@ STOPPED_FILE = "stopped"  # what becomes of it in the end
 
 
 class Interrupt:
-    """Whether somebody has asked the run to end; of a job's ranks, the first one `leads` and tidies up."""
+    """Whether somebody has asked the run to end; of a job's ranks, the first one `leads` and tidies up.
 
-    def __init__(self, folder: Path, leads: bool = True) -> None:
+    A stop file from before ``began`` (time.time()) is what an earlier run has left, and is removed; a later one is
+    meant for this run, though it may still be starting up.
+    """
+
+    def __init__(self, folder: Path, began: float, leads: bool = True) -> None:
         self.signalled = False
         self._leads = leads
         self._file = folder / STOP_FILE
-        if leads:  # what an earlier run has left
-            self._file.unlink(missing_ok=True)
+        if leads:
+            with suppress(FileNotFoundError):
+                if self._file.stat().st_mtime < began:
+                    self._file.unlink()
             (folder / STOPPED_FILE).unlink(missing_ok=True)
 
     @property
@@ -41,9 +47,9 @@ def ended_by_file(folder: Path) -> bool:
 
 
 @contextmanager
-def asking_to_end(folder: Path, leads: bool = True) -> Iterator[Interrupt]:
+def asking_to_end(folder: Path, began: float, leads: bool = True) -> Iterator[Interrupt]:
     """Within, SIGINT and SIGTERM only ask the loop to end after its step; a second SIGINT ends it at once."""
-    interrupt = Interrupt(folder, leads)
+    interrupt = Interrupt(folder, began, leads)
 
     def ask(number: int, frame: FrameType | None) -> None:
         if interrupt.signalled and number == signal.SIGINT:

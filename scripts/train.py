@@ -48,8 +48,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"results are in {run.folder}")
         return 0
     if run.ranks.leads:
+        again = f"--config {run.folder / CONFIG} --resume"
         print(f"ended after step {run.position.step}; checkpoint saved. To go on:")
-        print(f"  python scripts/train.py --config {run.folder / CONFIG} --resume")
+        if run.ranks.count > 1:  # by itself, one process would take the whole batch
+            print(f"  the same job, with  -- {again}  for its processes (scripts/cluster/launch.py)")
+        else:
+            print(f"  python scripts/train.py {again}")
     # Every rank tells the same: its launcher may be another host's, which knows neither the file nor the signal.
     stopped = run.ranks.total([run.ranks.leads and ended_by_file(run.folder)])[0] > 0
     return STOPPED if stopped else INTERRUPTED

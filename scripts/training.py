@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import platform
-import resource
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -25,6 +24,7 @@ from scripts.evaluation import Evaluator, Scores
 from scripts.feeds import Feeds
 from scripts.fitting import check_fit
 from scripts.heartbeat import Heart
+from scripts.memory import memory, peak_memory
 from scripts.occupied import occupied
 from scripts.optimizers import Stepper, build_stepper
 from scripts.phases import Phases
@@ -34,6 +34,7 @@ from scripts.ranks import Ranks, announced_rank, join, with_ranks
 from scripts.recorder import Recorder, Unrecorded, open_board, write_summary
 from scripts.settings import TrainSettings
 from scripts.stopping import Interrupt, asking_to_end
+from scripts.words import check_words, keep_words
 
 CONFIG = "config.yaml"
 CHECKPOINTS = "checkpoints"
@@ -59,6 +60,7 @@ class Run:
     phases: Phases = field(default_factory=Phases)
     saved: int = -1
     finished: bool = False
+    began: float = 0.0  # time.time() of this process's beginning: who asks it to end has asked since
 
     @property
     def steps_per_epoch(self) -> int:
@@ -84,7 +86,7 @@ def train(
         console: Where progress is shown.
         overwrite: Begin anew where the folder has a checkpoint, which is refused otherwise: they are removed.
     """
-    folder = Path(settings.out)
+    folder, began = Path(settings.out), time.time()
     device = select_device(settings.device)
     heart = Heart(announced_rank(os.environ))
     heart.beat(0, heartbeat.STARTING)
@@ -92,6 +94,7 @@ def train(
     with occupied(folder, ranks.leads):  # before its checkpoints are looked at: another process may be adding to them
         start = ranks.step_of_first(_step_to_resume(settings, folder, resume, overwrite) if ranks.leads else -1)
         run = _prepare(ranks.settings(settings), folder, device, ranks, heart, console or Console())
+        run.began = began
         _train(run, settings, start)
     ranks.wait_for_all()  # msrun kills the others as soon as one has ended with a status, as after a request to end
     heart.beat(run.position.step, heartbeat.DONE)
@@ -102,6 +105,7 @@ def _train(run: Run, settings: TrainSettings, start: int) -> None:
     """From step ``start`` on, or anew if it is negative; ``settings`` are those of the whole job."""
     folder, ranks = run.folder, run.ranks
     if start >= 0:
+        check_words(folder, run.feeds)
         run.position, run.saved = checkpoint.load(folder / CHECKPOINTS, start, run.cells), start
         run.phases.restore(run.position.phases)
     else:
@@ -115,10 +119,11 @@ def _train(run: Run, settings: TrainSettings, start: int) -> None:
             if start < 0:
                 checkpoint.clear(folder / CHECKPOINTS)
                 (folder / "summary.json").unlink(missing_ok=True)
+                keep_words(folder, run.feeds)
             save_config(with_ranks(settings), folder / CONFIG)  # of a continued run too: its data may have moved
     recorder = Recorder(folder, resumed, board) if ranks.leads else Unrecorded()
     try:
-        with asking_to_end(folder, ranks.leads) as interrupt:
+        with asking_to_end(folder, run.began, ranks.leads) as interrupt:
             _loop(run, recorder, interrupt)
     except FloatingPointError as error:
         raise UserError(f"{settings.optimizer}, after step {run.position.step}: {error}") from error
@@ -188,7 +193,9 @@ def _epoch(run: Run, recorder: Recorder, display: ProgressDisplay, interrupt: In
     """The steps that are left of the epoch under way; False if the user ended it."""
     settings, epoch = run.settings, run.position.epoch
     decided = len(run.stepper.history())
-    if run.position.step_in_epoch == run.steps_per_epoch:  # ended by the user just before the evaluation
+    if _evaluation_is_due(run):  # the user ended the run just before it
+        _evaluate_within(run, recorder, display)
+    if run.position.step_in_epoch == run.steps_per_epoch:  # or before that of the epoch
         return True
     run.heart.beat(run.position.step, heartbeat.DATA)
     batches = run.phases.timed("data", run.feeds.train.epoch(epoch, run.position.step_in_epoch))
@@ -211,18 +218,33 @@ def _epoch(run: Run, recorder: Recorder, display: ProgressDisplay, interrupt: In
         decided = _record(run, recorder, loss, seconds, decided)
         rate = settings.batch_size / (time.perf_counter() - waiting_since)  # what is reached, data included
         display.step(step, epoch + 1, loss, 1e3 * seconds, rate)
-        last = run.position.step_in_epoch == run.steps_per_epoch
-        if whole and not last and due(step, settings.eval_every_steps, settings.accumulation):
-            _evaluate_within(run, recorder, display)
-        elif whole and (asked or due(step, settings.checkpoint_every, settings.accumulation)):
-            _save(run, recorder)
+        evaluates = _evaluation_is_due(run)
+        if whole and (asked or evaluates or due(step, settings.checkpoint_every, settings.accumulation)):
+            _save(run, recorder)  # before an evaluation: whoever asks the run to end may not wait for a long one
         if asked and whole:
             return False
-        if last:
+        if evaluates:
+            _evaluate_within(run, recorder, display)
+        if run.position.step_in_epoch == run.steps_per_epoch:
             break
         run.heart.beat(step, heartbeat.DATA)
         waiting_since = time.perf_counter()
     return True
+
+
+def _evaluation_is_due(run: Run) -> bool:
+    """Whether `eval_every_steps` asks for one now that is not made yet, and that the epoch's end will not make."""
+    settings, position = run.settings, run.position
+    if position.step % settings.accumulation or position.evaluated == position.step:
+        return False
+    if position.step_in_epoch == run.steps_per_epoch and _evaluates(settings, position.epoch + 1):
+        return False
+    return due(position.step, settings.eval_every_steps, settings.accumulation)
+
+
+def _evaluates(settings: TrainSettings, epoch: int) -> bool:
+    """Whether the end of an epoch, counted from one, evaluates."""
+    return epoch % settings.eval_every == 0 or epoch == settings.epochs
 
 
 def due(step: int, every: int, accumulation: int) -> bool:
@@ -232,12 +254,14 @@ def due(step: int, every: int, accumulation: int) -> bool:
 
 def _moved(position: Position, loss: float, seconds: float) -> Position:
     """The position after one more step. A skipped step's loss (dynamic loss scale) may be no number."""
+    finite = math.isfinite(loss)
     return replace(
         position,
         step=position.step + 1,
         step_in_epoch=position.step_in_epoch + 1,
         seconds=position.seconds + seconds,
-        loss_sum=position.loss_sum + (loss if math.isfinite(loss) else 0.0),
+        loss_sum=position.loss_sum + (loss if finite else 0.0),
+        not_finite=position.not_finite + (not finite),
     )
 
 
@@ -267,6 +291,7 @@ def _evaluate(run: Run) -> Scores:
     _join_statistics(run)
     with run.phases.measure("evaluation"), run.average.in_place() if run.average else nullcontext():
         scores = run.evaluator(lambda: run.heart.beat(run.position.step, heartbeat.EVALUATION))
+    run.position = replace(run.position, evaluated=run.position.step)
     if scores.better_than(run.position.best):
         run.position = replace(run.position, best=scores.metric[1], best_step=run.position.step)
     return scores
@@ -284,11 +309,12 @@ def _evaluate_within(run: Run, recorder: Recorder, display: ProgressDisplay) -> 
 def _end_of_epoch(run: Run, recorder: Recorder, display: ProgressDisplay) -> None:
     """Evaluate, record, and make a checkpoint of the epoch just completed."""
     settings, epoch = run.settings, run.position.epoch + 1
-    evaluated = epoch % settings.eval_every == 0 or epoch == settings.epochs
+    evaluated = _evaluates(settings, epoch)
     if evaluated and run.saved != run.position.step:
         _save(run, recorder)  # whoever has asked the run to end may not wait for a long evaluation
-    train_loss = run.position.loss_sum / run.position.step_in_epoch
-    position = replace(run.position, epoch=epoch, step_in_epoch=0, loss_sum=0.0, seed=settings.seed)
+    finite = run.position.step_in_epoch - run.position.not_finite
+    train_loss = run.position.loss_sum / finite if finite else math.nan
+    position = replace(run.position, epoch=epoch, step_in_epoch=0, loss_sum=0.0, not_finite=0, seed=settings.seed)
     run.position = position
     scores = _evaluate(run) if evaluated else None
     recorder.epoch(
@@ -311,7 +337,7 @@ def _save(run: Run, recorder: Recorder) -> None:
     """A checkpoint, with all lines up to it in the metrics file. Where its tensors are saved, it is described anew."""
     recorder.flush()
     _join_statistics(run)
-    run.position = replace(run.position, phases=run.phases.sums())
+    run.position = replace(run.position, phases=run.phases.sums(), peak=max(run.position.peak, peak_memory()))
     with run.phases.measure("checkpoint"):
         if run.saved != run.position.step:
             tensors = checkpoint.tensors_of(run.cells)
@@ -355,19 +381,5 @@ def _about(run: Run) -> dict[str, Any]:
         "best": {"step": run.position.best_step, "value": run.position.best},
         "unreadable_images": int(run.ranks.total([run.feeds.unreadable()])[0]),
         "phases": run.phases.sums(),
-        "memory": memory(run.network, run.stepper.optimizer, run.average),
-    }
-
-
-def memory(network: nn.Cell, optimizer: nn.Cell, average: nn.Cell | None = None) -> dict[str, Any]:
-    """Bytes of the weights, of the optimizer's state, of thor.THOR's curvature per layer, and the process's peak."""
-    weights = {id(parameter): parameter.nbytes for parameter in network.get_parameters()}
-    state = sum(p.nbytes for p in optimizer.get_parameters() if id(p) not in weights)
-    layers: dict[str, int] = optimizer.memory() if hasattr(optimizer, "layers") else {}  # thor.THOR alone
-    return {
-        "weights": sum(weights.values()),
-        "optimizer": state,
-        "average": sum(p.nbytes for p in average.get_parameters()) if average else 0,
-        "curvature": layers,
-        "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "memory": memory(run.network, run.stepper.optimizer, run.average, run.position.peak),
     }

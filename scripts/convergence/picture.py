@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import matplotlib
@@ -17,8 +17,8 @@ TITLES = {"test_error": "test squared error an image", "test_accuracy": "test ac
 POINTS = 200  # of a mean curve
 
 
-def markdown(task: Task, rows: Sequence[Row], setter: str, target: float) -> str:
-    """The table; ratios are to the optimizer that set the target."""
+def markdown(task: Task, rows: Sequence[Row], broken: Mapping[str, int], setter: str, target: float) -> str:
+    """The table; ratios are to the optimizer that set the target, and under it stands whose runs broke down."""
     base = next(row for row in rows if row.contender == setter)
     lines = [
         f"**{task.title}.** Target: {_shown(task, target)}, the mean of {setter}'s best values.",
@@ -32,10 +32,12 @@ def markdown(task: Task, rows: Sequence[Row], setter: str, target: float) -> str
         cells = [
             row.contender, value, _shown(task, row.final), _ratio(row.epochs, base.epochs, 2),
             _ratio(row.steps, None, 0), _ratio(row.seconds, base.seconds, 0),
-            _ratio(row.seconds_with_compiling, base.seconds_with_compiling, 0), f"{row.reached} of {len(row.values)}",
+            _ratio(row.seconds_with_compiling, base.seconds_with_compiling, 0), f"{row.reached} of {row.runs}",
             _seed_by_seed(row), f"{row.refreshes:.0f}", f"{row.peak / 2**20:.0f}",
         ]  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |")
+    for name, count in broken.items():
+        lines += ["", f"{name}: {count} of its runs broke down (loss or gradients not finite)."]
     return "\n".join(lines)
 
 
@@ -54,7 +56,7 @@ def _seed_by_seed(row: Row) -> str:
     """Epochs and seconds as times the setter's, each seed against the setter's own best value with that seed."""
     if row.own_epochs is None or row.own_seconds is None:
         return "not reached"
-    return f"{row.own_epochs:.2f} x, {row.own_seconds:.2f} x ({row.own_reached} of {len(row.values)})"
+    return f"{row.own_epochs:.2f} x, {row.own_seconds:.2f} x ({row.own_reached} of {row.runs})"
 
 
 def draw(task: Task, outcomes: Sequence[Outcome], target: float, path: Path) -> None:

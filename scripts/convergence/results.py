@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,6 +44,7 @@ class Row:
         epochs, steps, seconds: To the target, means over the seeds that reached it.
         own_epochs, own_seconds: Times the epochs and seconds of the optimizer which set the target, seed by seed.
         own_reached: Of how many seeds those are the means.
+        runs: How many there are, with those that broke down.
     """
 
     contender: str
@@ -59,6 +60,7 @@ class Row:
     own_epochs: float | None
     own_seconds: float | None
     own_reached: int
+    runs: int
 
     @property
     def value(self) -> float:
@@ -121,20 +123,26 @@ def first_of_best(task: Task, values: Sequence[float | None]) -> int:
     return costs.index(min(costs))
 
 
-def target_of(task: Task, outcomes: Sequence[Outcome]) -> tuple[str, float]:
-    """The first-order optimizer with the best mean of best values, and that mean."""
+def target_of(task: Task, outcomes: Sequence[Outcome], broken: Mapping[str, int]) -> tuple[str, float]:
+    """The first-order optimizer with the best mean of best values, and that mean.
+
+    One of which a run broke down sets none: the mean over what is left of it would be of the lucky seeds.
+    """
     found: dict[str, float] = {}
     for contender in task.contenders:
         values = [best(task, each) for each in outcomes if each.contender == contender.name]
-        if values and not contender.second_order:
+        if values and not contender.second_order and not broken.get(contender.name):
             found[contender.name] = statistics.fmean(values)
     if not found:
-        raise NoTargetError(f"{task.name}: no first-order optimizer has finished, so that there is no target")
+        how = " with every seed" if broken else ""
+        raise NoTargetError(f"{task.name}: no first-order optimizer has finished{how}, so that there is no target")
     name = (max if task.higher_is_better else min)(found, key=lambda each: found[each])
     return name, found[name]
 
 
-def rows(task: Task, outcomes: Sequence[Outcome], setter: str, target: float) -> list[Row]:
+def rows(
+    task: Task, outcomes: Sequence[Outcome], broken: Mapping[str, int], setter: str, target: float
+) -> list[Row]:  # fmt: skip
     """One a contender that has finished runs, in the task's order.
 
     The target is a mean over seeds, so that a seed of the optimizer which set it may miss it: means are over the seeds
@@ -165,6 +173,7 @@ def rows(task: Task, outcomes: Sequence[Outcome], setter: str, target: float) ->
                 _mean([epochs for epochs, _ in pairs]),
                 _mean([seconds for _, seconds in pairs]),
                 len(pairs),
+                len(own) + broken.get(contender.name, 0),
             )
         )
     return found

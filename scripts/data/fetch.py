@@ -16,6 +16,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from http.client import HTTPException
 from pathlib import Path
 
 from scripts.errors import UserError
@@ -70,7 +71,7 @@ def locate(
     for way in ways:
         try:
             return way()
-        except (OSError, subprocess.SubprocessError, UserError) as error:
+        except (OSError, HTTPException, subprocess.SubprocessError, UserError) as error:
             reasons.append(f"{way.__name__.strip('_').replace('_', ' ')}: {_reason(error)}")
     raise UserError(f"{title} is not on this machine and could not be fetched.\n  " + "\n  ".join(reasons + [advice]))
 
@@ -136,7 +137,7 @@ def _reason(error: Exception) -> str:
     if isinstance(error, subprocess.CalledProcessError):
         lines = (error.stderr or "").strip().splitlines()
         return lines[-1] if lines else f"{error.cmd[0]} ended with status {error.returncode}"
-    return str(error)
+    return str(error) or type(error).__name__
 
 
 def _require_apt() -> None:

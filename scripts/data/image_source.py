@@ -22,7 +22,8 @@ from scripts.data.source import AUGMENTATION, IGNORED, NOTHING, Order, generator
 from scripts.errors import UserError
 
 LOOK_AHEAD = 3  # batches in the making while one is used
-# A few bad files are skipped. More than so many, and more than a tenth, mean that the set itself is not there.
+# A few bad files are skipped. More than so many in an epoch, and more than a tenth of what this rank is to read in it,
+# mean that the set itself is not there.
 FEW, TENTH = 20, 10
 
 log = logging.getLogger(__name__)
@@ -86,6 +87,7 @@ class ImageSource:
     workers: int | None = None
     skipped: dict[str, str] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False, compare=False)
+    _skipped_now: set[str] = field(default_factory=set, init=False, repr=False, compare=False)  # in this epoch
 
     def __post_init__(self) -> None:
         if self.size < 1:
@@ -99,6 +101,7 @@ class ImageSource:
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[tuple[NDArray[np.float32], NDArray[np.int32]]]:
         """Batches of an epoch from number `start` on, a few of them prepared ahead."""
+        self._skipped_now.clear()
         batches = list(self._order.batches(epoch, start))
         wanted = [int(index) for batch in batches for index in batch if index != NOTHING]
         items = self.collection.items(wanted)
@@ -157,11 +160,13 @@ class ImageSource:
         with self._lock:
             new = item.name not in self.skipped
             self.skipped[item.name] = str(error)
-            skipped, count = len(self.skipped), len(self.collection)
+            self._skipped_now.add(item.name)
+            skipped, count = len(self._skipped_now), len(self.collection)
         if new:
             log.warning("skipped %s: %s", item.name, error)
-        if skipped > min(max(FEW, count // TENTH), count - 1):
-            raise UserError(f"{skipped} of {count} images cannot be read, such as {item.name}: {error}")
+        share = -(-count // self.ranks)
+        if skipped > min(max(FEW, share // TENTH), count - 1):
+            raise UserError(f"{skipped} of {share} images cannot be read, such as {item.name}: {error}")
 
     def _substitute(self, epoch: int, index: int) -> Example:
         """The next readable image after an unreadable one, as stored; mostly of the same class.

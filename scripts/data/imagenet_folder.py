@@ -121,7 +121,8 @@ def _same_classes(root: Path, found: list[str], expected: Sequence[str]) -> None
 def _images(folder: Path) -> list[str]:
     """Sorted names of a class's images."""
     with os.scandir(folder) as entries:
-        files = sorted(entry.name for entry in entries if entry.name.lower().endswith(ENDINGS))
+        names = (entry.name for entry in entries if not entry.name.startswith("."))  # as ._NAME.JPEG, which macOS adds
+        files = sorted(name for name in names if name.lower().endswith(ENDINGS))
     if not files:
         raise UserError(f"{folder}: holds no images (NAME.JPEG); delete the folder, or fill it")
     for name in files:

@@ -41,6 +41,10 @@ class Vocabulary:
         """The numbers of a text's pieces, without marks at its ends."""
         return np.array(self.tokenizer.encode(text, add_special_tokens=False).ids, np.int32)
 
+    def text(self) -> str:
+        """What a file of it holds."""
+        return str(self.tokenizer.to_str())
+
     def decode(self, tokens: Sequence[int]) -> str:
         """Text again, for people: lower case, blanks as the pieces tell."""
         return str(self.tokenizer.decode([int(token) for token in tokens], skip_special_tokens=False))
@@ -59,10 +63,15 @@ def vocabulary(texts: Sequence[str], size: int, cache: Path) -> Vocabulary:
     path = cache / f"wordpiece-{size}-{_checksum(texts)}.json"
     if not path.is_file():
         _build(texts, size, path)
+    return read(path, "delete it, and it is built anew")
+
+
+def read(path: Path, advice: str) -> Vocabulary:
+    """The vocabulary in a file; where it holds none, the error ends with the advice."""
     try:
         return Vocabulary(tokenizers.Tokenizer.from_file(str(path)))
     except Exception as error:  # the library raises nothing narrower
-        raise UserError(f"{path}: not a vocabulary ({error}); delete it, and it is built anew") from None
+        raise UserError(f"{path}: not a vocabulary ({error}); {advice}") from None
 
 
 def _build(texts: Sequence[str], size: int, path: Path) -> None:

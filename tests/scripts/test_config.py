@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from scripts.config import differences, load_config, read_yaml, save_config
+from scripts.config import differences, load_config, read_yaml, save_config, validate
 from scripts.errors import UserError
 from scripts.optimizers import trace_rule
 from scripts.ranks import with_ranks
@@ -140,3 +140,14 @@ def test_command_line_refuses_with_status_2_and_no_traceback():
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert result.returncode == 2
     assert result.stderr == "error: unknown key epohs: did you mean epochs?\n"
+
+
+def test_an_argument_that_is_none_is_no_argument_left_out(tmp_path):
+    """A factory's own default may be another one."""
+    settings = validate({"network_options": {"norm": None, "inner": {"act": None}, "width": 8}})
+    save_config(settings, tmp_path / "config.yaml")
+    assert load_config(tmp_path / "config.yaml").network_options == settings.network_options
+    assert differences(settings, validate({"network_options": {"inner": {"act": None}, "width": 8}})) == [
+        "network_options.norm: None -> left out"
+    ]
+    assert "adam.epsilon" not in (tmp_path / "config.yaml").read_text()

@@ -77,20 +77,20 @@ RUNS = [
 
 
 def test_the_best_first_order_optimizer_sets_the_target():
-    assert results.target_of(AUTOENCODER, RUNS) == ("adam", 5.0)
+    assert results.target_of(AUTOENCODER, RUNS, {}) == ("adam", 5.0)
     with pytest.raises(ValueError, match="autoencoder: no first-order optimizer has finished"):
-        results.target_of(AUTOENCODER, RUNS[3:])
+        results.target_of(AUTOENCODER, RUNS[3:], {})
 
 
 def test_time_to_target_by_hand():
-    rows = {row.contender: row for row in results.rows(AUTOENCODER, RUNS, "adam", 5.0)}
+    rows = {row.contender: row for row in results.rows(AUTOENCODER, RUNS, {}, "adam", 5.0)}
     assert list(rows) == ["momentum", "adam", "thor", "kfac"]
     thor = rows["thor"]  # epochs 1 and 0.5
     assert (thor.epochs, thor.steps, thor.seconds, thor.seconds_with_compiling) == (0.75, 7.5, 7.5, 27.5)
     assert thor.values == (3.0, 3.0) and thor.spread == 0.0 and thor.reached == 2
     assert rows["adam"].reached == 1 and rows["adam"].epochs == 1.5 and rows["adam"].value == 5.0
     assert rows["kfac"].reached == 0 and rows["kfac"].epochs is None
-    text = picture.markdown(AUTOENCODER, list(rows.values()), "adam", 5.0)
+    text = picture.markdown(AUTOENCODER, list(rows.values()), {}, "adam", 5.0)
     pairs = "0.62 x, 0.62 x (2 of 2)"
     reached = "0.75 (0.50 x) | 8 | 8 (0.50 x) | 28 (1.62 x) | 2 of 2"
     assert f"| thor | 3.000 ± 0.000 | 3.000 | {reached} | {pairs} | 8 | 1024 |" in text
@@ -99,14 +99,28 @@ def test_time_to_target_by_hand():
     assert "| adam | 5.000 ± 1.414 | 5.500 |" in text, "its seeds end at 5.0 and 6.0, the first after its best"
 
 
+def test_runs_that_broke_down_are_told_and_set_no_target():
+    """Momentum's one seed that held out would beat Adam; with another that broke down it is luck."""
+    runs = [*RUNS, outcome("momentum", 2, [2.0])]
+    assert results.target_of(AUTOENCODER, runs, {}) == ("momentum", 4.5)
+    broken = {"momentum": 1, "thor": 1}
+    assert results.target_of(AUTOENCODER, runs, broken) == ("adam", 5.0)
+    with pytest.raises(results.NoTargetError, match="no first-order optimizer has finished with every seed"):
+        results.target_of(AUTOENCODER, runs, {"adam": 1, "momentum": 2})
+    rows = results.rows(AUTOENCODER, runs, broken, "adam", 5.0)
+    text = picture.markdown(AUTOENCODER, rows, broken, "adam", 5.0)
+    assert "2 of 3" in next(line for line in text.splitlines() if line.startswith("| thor |"))
+    assert text.endswith("thor: 1 of its runs broke down (loss or gradients not finite).")
+
+
 def test_each_seed_against_the_setters_own_best_value():
     """Adam's seed 2 never reaches the mean of 5, and counts nowhere above; its own 6.0 after two epochs does."""
-    rows = {row.contender: row for row in results.rows(AUTOENCODER, RUNS, "adam", 5.0)}
+    rows = {row.contender: row for row in results.rows(AUTOENCODER, RUNS, {}, "adam", 5.0)}
     pairs = {name: (row.own_epochs, row.own_seconds, row.own_reached) for name, row in rows.items()}
     assert pairs["adam"] == (1.0, 1.0, 2), "its own best value by definition"
     assert pairs["thor"] == ((1.5 / 1.5 + 0.5 / 2.0) / 2, (15.0 / 15.0 + 5.0 / 20.0) / 2, 2)
     assert pairs["momentum"] == pairs["kfac"] == (None, None, 0)
-    alone = {row.contender: row for row in results.rows(AUTOENCODER, [*RUNS[:2], RUNS[4]], "adam", 5.0)}
+    alone = {row.contender: row for row in results.rows(AUTOENCODER, [*RUNS[:2], RUNS[4]], {}, "adam", 5.0)}
     assert alone["thor"].own_reached == 0, "a seed with which the setter was not trained has no pair"
 
 
@@ -115,7 +129,7 @@ def test_what_is_compiled_after_the_target_was_reached_does_not_shorten_the_way_
         {"epoch": i, "step": 10 * i, "test_error": 6.0 - i, "seconds": 3.0 + 10.0 * i, "compiling": 3.0 + 8.0 * (i > 1)}
         for i in (1, 2)
     ]
-    (row,) = results.rows(AUTOENCODER, [Outcome("adam", 1, tuple(lines), 8, 2**30)], "adam", 5.0)
+    (row,) = results.rows(AUTOENCODER, [Outcome("adam", 1, tuple(lines), 8, 2**30)], {}, "adam", 5.0)
     assert (row.seconds, row.seconds_with_compiling) == (10.0, 13.0)
 
 
@@ -187,6 +201,39 @@ def test_a_report_counts_the_trials_that_are_there_and_passes_over_tasks_without
     assert "4.000 ± 0.000 | 4.000 | 1.00" in job.stdout
     assert job.stdout.endswith("language: no first-order optimizer has finished, so that there is no target\n")
     assert json.loads((out / "autoencoder" / "results.json").read_text())["trials"] == {"adam": 2}
+
+
+def test_a_report_says_how_long_its_runs_were_and_whose_broke_down(one_run):
+    bench, _, finish = one_run
+    finish("seed-1", 1)
+    (finish("seed-2", 2) / "summary.json").unlink()
+    (bench.folder / "adam" / "seed-2" / "failed.txt").write_text("not finite\n")
+    report = replace(bench, epochs=10, jobs=2)
+    found, broken = report.finished([1, 2, 3], ["adam", "momentum"])
+    assert [each.seed for each in found] == [1] and dict(broken) == {"adam": 1}
+    assert report.epochs == 6, "as the run was made, whatever the command line says"
+    longer = load_config(finish("seed-3", 3) / "config.yaml").model_copy(update={"epochs": 8})
+    save_config(longer, bench.folder / "adam" / "seed-3" / "config.yaml")
+    with pytest.raises(UserError, match=r"several benchmarks: .*seed-1: 6 epochs, .*seed-3: 8 epochs"):
+        report.finished([1, 3], ["adam"])
+
+
+def test_an_error_ends_the_benchmark_before_another_run_is_trained(one_run, monkeypatch):
+    """The second run would train for minutes before the first one's error is told."""
+    bench, adam, _ = one_run
+    begun = []
+
+    class Dying:
+        def __init__(self, command, **_):
+            begun.append(command)
+
+        def wait(self):
+            return 137
+
+    monkeypatch.setattr(subprocess, "Popen", Dying)
+    with pytest.raises(UserError, match="seed-1: training ended with status 137"):
+        bench.run_all([(adam, dict(adam.start), seed, f"seed-{seed}") for seed in (1, 2, 3)])
+    assert len(begun) == 1
 
 
 def test_the_time_left_is_told_by_the_runs_of_this_process():

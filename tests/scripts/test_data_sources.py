@@ -9,17 +9,18 @@ import pytest
 from mindspore import nn, ops
 from rich.console import Console
 
-from scripts import export
+from scripts import eval, export
 from scripts.config import validate
 from scripts.data import imagenet_folder, imagenet_samples, mindrecord
 from scripts.errors import UserError
-from scripts.evaluation import Evaluator
+from scripts.evaluation import Evaluator, Scores
 from scripts.feeds import open_feeds
 from scripts.networks import build_network
 from scripts.ranks import with_ranks
 from scripts.recorder import read_metrics
 from scripts.settings import TrainSettings
 from scripts.training import train
+from scripts.words import words_of
 from tests.scripts.data.samples import write_cifar
 from tests.scripts.test_training import interrupt_at, last_tensors, quiet, without_times
 
@@ -185,6 +186,28 @@ def test_a_network_that_looks_ahead_is_not_asked_what_comes(network, objective, 
     settings = validate({"network": network, "data": {"name": "text", "objective": objective}})
     with pytest.raises(UserError, match=message):
         build_network(settings, {"vocab_size": 50})
+
+
+def test_a_run_of_words_keeps_its_vocabulary(tmp_path, monkeypatch, capsys):
+    """Another text has other pieces under the same numbers: it is read with the run's, and nothing is trained on it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    settings = settings_for(tmp_path, "next words", epochs=1)
+    run = train(settings, console=quiet())
+    words = words_of(run.folder)
+    other = tmp_path / "other.txt"
+    other.write_text("a tall ship came into view, and the old crew went up to it . " * 80)
+    data = settings.data.model_copy(update={"folder": str(other)})
+    assert open_feeds(settings.model_copy(update={"data": data})).words.text() != words.text()
+    seen = []
+    scores = Scores(1.0, {"accuracy": 0.5}, 1)
+    monkeypatch.setattr(Evaluator, "__call__", lambda self: seen.append(self._source) or scores)
+    assert eval.main([str(run.folder), "--data.folder", str(other)]) == 0
+    text = words.decode(seen[0].sequences[0].tolist())
+    assert text.startswith("[CLS] a tall [UNK] came into"), "with the first text's letters"
+    capsys.readouterr()
+    with pytest.raises(UserError, match=r"the text in .*other\.txt makes another vocabulary than that of the run"):
+        train(settings.model_copy(update={"data": data}), resume=True, console=quiet())
+    assert export.main([str(run.folder), "--out", str(tmp_path / "net.mindir")]) == 0
 
 
 def test_a_network_of_next_words_is_exported_with_as_many_tokens_as_it_is_shown(tmp_path, monkeypatch):

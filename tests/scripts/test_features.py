@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import math
 
 import mindspore as ms
 import numpy as np
@@ -19,9 +20,10 @@ from scripts.errors import UserError
 from scripts.first_order_step import FirstOrderStep, LossScale
 from scripts.networks import build_network
 from scripts.optimizers import build_stepper, decay_groups
+from scripts.position import Position
 from scripts.recorder import read_metrics
-from scripts.training import CHECKPOINTS, train
-from tests.scripts.test_training import interrupt_at, last_tensors, quiet
+from scripts.training import CHECKPOINTS, _moved, train
+from tests.scripts.test_training import interrupt_at, last_tensors, quiet, without_times
 from tests.scripts.tiny import tiny_settings
 from thor.loss_scale import DynamicLossScale
 
@@ -79,6 +81,37 @@ def test_best_and_last_checkpoints_and_a_bounded_number(tmp_path):
     best = json.loads((run.folder / CHECKPOINTS / "best.json").read_text())
     assert best["step"] == min(evaluated, key=evaluated.get)
     assert best["best"] == min(evaluated.values())
+
+
+@pytest.mark.parametrize(
+    ("every", "steps", "expected"), [(2, 5, [5, 10, 15, 20]), (2, 10, [10, 20]), (1, 10, [10, 20])]
+)
+def test_every_evaluation_that_was_asked_for_is_made_once(tmp_path, every, steps, expected):
+    """Ten steps an epoch; the end of an epoch evaluates itself, or leaves it to the step."""
+    settings = tiny_settings(tmp_path, "momentum", eval_every=every, eval_every_steps=steps)
+    lines = read_metrics(train(settings, console=quiet()).folder)
+    assert [line["step"] for line in lines if "test_error" in line] == expected
+
+
+def test_an_end_that_is_asked_for_does_not_wait_for_an_evaluation_which_the_continued_run_makes(tmp_path, monkeypatch):
+    from scripts.evaluation import Evaluator
+
+    whole = train(tiny_settings(tmp_path, "momentum", "whole", eval_every_steps=4), console=quiet())
+    settings, evaluate, seen = tiny_settings(tmp_path, "momentum", eval_every_steps=4), Evaluator.__call__, []
+    with monkeypatch.context() as patch:
+        interrupt_at(7, patch)  # is seen in the step after it
+        patch.setattr(Evaluator, "__call__", lambda *rest: seen.append(1) or evaluate(*rest))
+        run = train(settings, console=quiet())
+    assert (run.position.step, len(seen)) == (8, 1), "after step 4, and not after step 8"
+    run = train(settings, resume=True, console=quiet())
+    assert without_times(run.folder) == without_times(whole.folder)
+
+
+def test_the_mean_loss_of_an_epoch_is_of_the_steps_that_have_one():
+    position = Position()
+    for loss in (1.0, math.nan, 3.0):
+        position = _moved(position, loss, 0.1)
+    assert (position.loss_sum, position.step_in_epoch, position.not_finite) == (4.0, 3, 1)
 
 
 def test_weight_decay_leaves_out_one_dimension(tmp_path):
@@ -329,3 +362,5 @@ def test_dry_run_without_the_data_counts_published_ones(tmp_path):
     settings = tiny_settings(tmp_path, "adam", data={"folder": str(tmp_path / "nowhere")}, batch_size=100)
     assert dry_run.show(settings, console).steps_per_epoch == 600
     assert "MISSING HERE: the data: " in console.file.getvalue()
+    part = {"folder": str(tmp_path / "nowhere"), "train_size": 6000}
+    assert dry_run.show(tiny_settings(tmp_path, "adam", data=part, batch_size=100), quiet()).steps_per_epoch == 60

@@ -6,12 +6,13 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from scripts import checkpoint
+from scripts import checkpoint, training
 from scripts.config import save_config
 from scripts.evaluation import Evaluator
 from scripts.recorder import read_metrics
@@ -148,4 +149,12 @@ def test_a_stop_file_of_an_earlier_run_is_no_request(tmp_path):
     settings = tiny_settings(tmp_path, "momentum", epochs=1)
     Path(settings.out).mkdir()
     (Path(settings.out) / "stop").touch()
+    os.utime(Path(settings.out) / "stop", (time.time() - 9, time.time() - 9))
     assert train(settings, console=quiet()).finished
+
+
+def test_a_stop_file_that_is_made_while_the_run_starts_up_ends_it(tmp_path, monkeypatch):
+    settings = tiny_settings(tmp_path, "momentum", epochs=1)
+    monkeypatch.setattr(training, "check_fit", lambda *_: (Path(settings.out) / "stop").touch())
+    run = train(settings, console=quiet())
+    assert not run.finished and run.position.step == 1 and ended_by_file(run.folder)

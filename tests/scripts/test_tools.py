@@ -125,7 +125,7 @@ def test_onnx_gives_the_same_outputs(tmp_path, name, options):
             change = 0.2 * random.random(parameter.shape).astype(np.float32)
             parameter.set_data(ms.Tensor(parameter.asnumpy() + change))
     ms.save_checkpoint(network, str(tmp_path / "net.ckpt"))
-    export.export(settings, tmp_path / "net.ckpt", "onnx", 2, tmp_path / "net.onnx")
+    export.export(settings, tmp_path / "net.ckpt", "onnx", 2, tmp_path / "net.onnx", tmp_path)
     images = random.standard_normal((2, 1, 28, 28)).astype(np.float32)
     # operators of set 11, as the file has them: there the evaluator takes batch statistics in BatchNorm, unlike ONNX
     evaluator = ReferenceEvaluator(version_converter.convert_version(onnx.load(tmp_path / "net.onnx"), 15))
@@ -184,6 +184,12 @@ def test_runs_of_one_name_in_two_folders_are_both_drawn(tmp_path, monkeypatch):
         recorder.close()
     plot.plot(folders, tmp_path / "curves.png")
     assert drawn == ["a/thor", "b/thor"] * 2  # over epochs, and over seconds
+
+
+def test_a_skipped_step_leaves_no_hole_in_the_curve_of_the_loss():
+    smoothed = plot._smoothed([2.0, float("nan"), 2.0, float("inf"), 2.0])
+    assert smoothed == pytest.approx([2.0] * 5)
+    assert np.isnan(plot._smoothed([float("nan"), 1.0])[0])
 
 
 def test_each_decision_has_its_mark_at_its_step_and_trace():

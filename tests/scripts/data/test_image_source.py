@@ -134,6 +134,29 @@ def test_more_than_a_tenth_unreadable_ends_the_run(tmp_path):
         list(source(tmp_path, training=False, batch_size=50).epoch(0))
 
 
+def test_what_a_rank_cannot_read_is_measured_by_its_share(tmp_path):
+    """Each of four ranks reads 50 images, of which 25 are empty: an eighth of 200, and half of what it sees."""
+    (tmp_path / "n00000001").mkdir(parents=True)
+    good = imagenet_samples.samples("imagenet")[0][0].read_bytes()
+    for number in range(200):
+        (tmp_path / "n00000001" / f"{number:03d}.JPEG").write_bytes(b"" if number % 2 else good)
+    for rank in range(4):
+        with pytest.raises(UserError, match="2[1-9] of 50 images cannot be read"):
+            list(source(tmp_path, training=False, batch_size=50, rank=rank, ranks=4).epoch(0))
+
+
+def test_few_unreadable_ones_an_epoch_do_not_add_up_to_too_many(tmp_path):
+    """A rank of three meets some eight of the 24 empty files in each epoch, and all of them after some."""
+    (tmp_path / "n00000001").mkdir(parents=True)
+    good = imagenet_samples.samples("imagenet")[0][0].read_bytes()
+    for number in range(120):
+        (tmp_path / "n00000001" / f"{number:03d}.JPEG").write_bytes(good if number % 5 else b"")
+    plan = source(tmp_path, batch_size=10, ranks=3, augment=False)
+    for epoch in range(6):
+        list(plan.epoch(epoch))
+    assert len(plan.skipped) > 20
+
+
 def test_leaving_an_epoch_early_leaves_no_thread_behind(photographs):
     batches = source(photographs / "train").epoch(0)
     next(batches)

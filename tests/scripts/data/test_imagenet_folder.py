@@ -1,5 +1,6 @@
 import os
 import shutil
+from http.client import IncompleteRead
 
 import pytest
 
@@ -27,6 +28,7 @@ def test_other_files_and_hidden_folders_are_no_images(root):
     folder = root / "train" / "n00000022"
     (folder / "README.txt").touch()
     (root / "train" / ".cache").mkdir()
+    (folder / "._second.jpg").write_bytes(b"what macOS puts beside a file")
     (folder / "second.jpg").write_bytes(next(folder.glob("*.JPEG")).read_bytes())
     assert len(imagenet_folder.scan(root / "train")) == 21
 
@@ -124,3 +126,14 @@ def test_two_processes_that_fetch_do_not_share_a_half_copied_file(tmp_path, monk
     monkeypatch.setattr(shutil, "copyfile", meanwhile)
     assert fetch.keep(tmp_path / "source", ["file"], tmp_path / "cache") == tmp_path / "cache"
     assert [(path.name, path.read_text()) for path in (tmp_path / "cache").iterdir()] == [("file", "all of it")]
+
+
+def test_a_download_that_breaks_off_is_told_with_what_to_do(tmp_path, monkeypatch):
+    """What http.client raises then is no OSError."""
+
+    def from_a_mirror():
+        raise IncompleteRead(b"half")
+
+    monkeypatch.delenv("SOME_SET", raising=False)
+    with pytest.raises(UserError, match=r"could not be fetched.\n  from a mirror: IncompleteRead.*\n  get it by hand"):
+        fetch.locate("A set", None, "SOME_SET", (), lambda _: [], (from_a_mirror,), "get it by hand")
