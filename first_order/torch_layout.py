@@ -62,13 +62,16 @@ def read(optimizer: Any, state_dict: Any) -> None:
     if sizes != found:
         raise ValueError(f"state_dict has groups of {found} parameters, but the optimizer has groups of {sizes}")
     options = [read_options(**{key: group[key] for key in OPTIONS if key in group}) for group in groups]
-    rates = [rate_on_host(_array(group["lr"]).item()) if "lr" in group else None for group in groups]
+    rates = [
+        rate_on_host(_array(new["lr"]).item()) if "lr" in new and not old.scheduled else None
+        for old, new in zip(optimizer.param_groups, groups, strict=True)
+    ]
     arrays = _merged(optimizer, state_dict["state"], groups, members)
     for group, new, rate in zip(optimizer.param_groups, options, rates, strict=True):
         new.pop("foreach", None)  # how this optimizer stacks its state is its own
         for key, value in new.items():
             group[key] = value
-        if rate is not None and not group.scheduled:
+        if rate is not None:
             group["lr"] = rate
     for parameter, value in arrays:
         ops.assign(parameter, Tensor(value, parameter.dtype))

@@ -13,20 +13,28 @@ def settings_to_share(optimizer: Any, accumulate: int) -> dict[str, Any]:
     options, step = optimizer.options, optimizer.step
     names = ("refresh", "factor_decay", "factor_share", "clip", "clip_each", "weight_decay", "weight_decay_mode",
              "max_bad_steps")  # fmt: skip
-    return {name: getattr(options, name) for name in names} | {
-        "block plan": optimizer.plan.asnumpy().tobytes(),
-        "sharing": optimizer.ranks.sharing,
-        "accumulate": accumulate,
-        "interval": int(options.interval(step)),
-        "factor_interval": options.gather_interval(step),
-        "damping": float(options.damping(step)),
-        "loss_scale": optimizer.scale.asnumpy().tolist(),
-        "loss_scale's rule": optimizer._scale_rule,
-        "inverse": optimizer._inverter.method,
-        "inner": type(optimizer.inner).__name__,
-        "learning_rate": _numbers(optimizer.inner.get_lr() if optimizer._rate is None else optimizer._rate(step)),
-        "momentum": _numbers(getattr(optimizer.inner, "momentum", None)),
-    }
+    of_inner = ("momentum", "alpha", "beta", "beta1", "beta2", "eps", "epsilon", "weight_decay")
+    return (
+        {name: getattr(options, name) for name in names}
+        | {
+            "step": step,
+            "next_refresh": int(optimizer.next_refresh.asnumpy()[0]),
+            "next_gather": int(optimizer.next_gather.asnumpy()[0]),
+            "stopped layers": optimizer.status.asnumpy().tolist(),
+            "block plan": optimizer.plan.asnumpy().tobytes(),
+            "sharing": optimizer.ranks.sharing,
+            "accumulate": accumulate,
+            "interval": int(options.interval(step)),
+            "factor_interval": options.gather_interval(step),
+            "damping": float(options.damping(step)),
+            "loss_scale": optimizer.scale.asnumpy().tolist(),
+            "loss_scale's rule": optimizer._scale_rule,
+            "inverse": optimizer._inverter.method,
+            "inner": type(optimizer.inner).__name__,
+            "learning_rate": _numbers(optimizer.inner.get_lr() if optimizer._rate is None else optimizer._rate(step)),
+        }
+        | {f"{name} of inner": _numbers(getattr(optimizer.inner, name, None)) for name in of_inner}
+    )
 
 
 def refresh_alike(optimizer: Any, layers: list[int]) -> int:
@@ -43,7 +51,9 @@ def refresh_alike(optimizer: Any, layers: list[int]) -> int:
 
 
 def _numbers(value: Any) -> Any:
-    """Of Tensors, and of tuples of them, their numbers."""
+    """Of Tensors, and of tuples of them, their numbers; of what is neither number nor text the type."""
     if isinstance(value, (tuple, list)):
         return [_numbers(each) for each in value]
-    return value.asnumpy().tolist() if isinstance(value, Tensor) else value
+    if isinstance(value, Tensor):
+        return value.asnumpy().tolist()
+    return value if value is None or isinstance(value, int | float | str) else type(value).__name__

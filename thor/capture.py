@@ -97,6 +97,8 @@ def _reason_against(
 
 def _reason_against_norm(cell: nn.Cell, base: type) -> str | None:
     if base is nn.LayerNorm:
+        if cell.begin_norm_axis != -1:  # whether it is the last one depends on the input
+            return f"begin_norm_axis is {cell.begin_norm_axis}, and -1 alone is the last axis of any input"
         return None if len(cell.normalized_shape) == 1 else f"normalises over {len(cell.normalized_shape)} axes"
     if cell.use_batch_statistics is False:
         return "normalises with moving statistics"
@@ -147,6 +149,22 @@ def find(net: nn.Cell, skip: Iterable[str] = (), norms: bool = False) -> tuple[l
     return targets, left_out
 
 
+def among(targets: Iterable[Target], optimized: set[int]) -> tuple[list[Target], list[LeftOut]]:
+    """The targets whose weights, by id, are optimized, each without its bias where that is not; and what is not."""
+    chosen: list[Target] = []
+    left_out: list[LeftOut] = []
+    for target in targets:
+        kind = type(target.cells[0]).__name__
+        if id(target.weight) not in optimized:
+            left_out.append(LeftOut(target.name, kind, "not among the optimizer's parameters"))
+            continue
+        if target.bias is not None and id(target.bias) not in optimized:
+            left_out.append(LeftOut(f"{target.name}.bias", kind, "not among the optimizer's parameters"))
+            target = replace(target, bias=None, a_dim=target.a_dim - 1)
+        chosen.append(target)
+    return chosen, left_out
+
+
 def _is_tied_decoder(cell: nn.Cell, tables: set[int]) -> bool:
     """A Cell that declares itself dense and whose weight is an embedding's table."""
     return getattr(type(cell), KIND_ATTRIBUTE, None) == "dense" and id(getattr(cell, "weight", None)) in tables
@@ -157,6 +175,11 @@ def _targets_of(members: list[tuple[str, nn.Cell]]) -> tuple[list[Target], list[
     name, first = members[0]
     if _base_of(first) in NORMS:
         return _norm_targets(name, [cell for _, cell in members]), []
+    if any(isinstance(cell, nn.Embedding) for _, cell in members):
+        acting = [n for n, c in members if isinstance(c, nn.Dense) and c.activation_flag]
+        if acting:
+            why = f"{acting[0]}, which has its weight too, has an activation: make that a layer of its own"
+            return [], [LeftOut(n, type(c).__name__, why) for n, c in members]
     tied = _tied_target(members)
     if tied is not None:
         biases = [LeftOut(f"{n}.bias", type(c).__name__, "bias of a tied decoder") for n, c in members

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import math
 import zlib
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -236,6 +237,14 @@ class Layer:
         """Relative cost of gathering and inverting the factors: what a stopped layer saves."""
         return float(sum(f.copies * f.cut.count * f.cut.size**3 for f in (self.a, self.g)))
 
+    @property
+    def used(self) -> bool:
+        """Whether the network has called it since its factors are gathered.
+
+        A compiled graph does not call an input's port on a constant, and of its factor nothing is known either.
+        """
+        return all(float(factor.uses.asnumpy()[0]) > 0 for factor in (self.a, self.g))
+
     def traces(self) -> np.ndarray:
         """Of the estimates: those of A's copies, then those of G's."""
         return np.concatenate([self.a.traces(), self.g.traces()])
@@ -261,6 +270,16 @@ class Layer:
         """What a checkpoint of this layer's state must agree with."""
         order = f":{self.positions}" if self.positions > 1 else ""
         return f"{self.name}:{self.kind}:{self.copies}:{self.a.cut}:{self.g.cut}{order}"
+
+
+def by_layer(layers: Sequence[Layer], indices: Iterable[int], flat: np.ndarray) -> dict[int, np.ndarray]:
+    """Traces [2, c] (of A, of G) of the layers ``indices``, of such a flat array."""
+    found, first = {}, 0
+    for i in indices:
+        size = 2 * layers[i].copies
+        found[i] = flat[first : first + size].reshape(2, -1)
+        first += size
+    return found
 
 
 def cuts_of(target: Target, plan: BlockPlan) -> tuple[Cut, Cut]:

@@ -16,12 +16,12 @@ from thor.distributed import Sharing, ranks_of_context
 from thor.exchange import PieceExchange, placement_of
 from thor.inner import DEFAULT_MOMENTUM, inner_optimizer
 from thor.inverter import Inverter, Job
-from thor.layers import Layer, cuts_of, squeezed
+from thor.layers import Layer, by_layer, cuts_of, squeezed
 from thor.options import read_options
 from thor.parameters import float_parameter, int_parameter, read, write
 from thor.profile import auto
 from thor.profile.records import Profile
-from thor.records import LayerRecord, describe_optimizer, log_layers, plan_parameter
+from thor.records import LayerRecord, describe_optimizer, log_layers, plan_parameter, report_unused
 from thor.refresh import Decision, RefreshRecord, TraceRule
 from thor.state import gathered_state, load_state
 from thor.structure import Structure
@@ -104,6 +104,7 @@ class THOR(nn.Cell):
         self.inner, self._rate, self.decays = moving
         object.__setattr__(self, "_net", net)  # not a child: the network saves its own weights under its own names
         self._history: list[RefreshRecord] = []
+        self._unused: set[str] = set()
         chosen = self._targets()
         self._profile_path = auto.cache_file(chosen, self._inverter.method) if self.options.auto else None
         if self._profile_path is not None:
@@ -124,11 +125,8 @@ class THOR(nn.Cell):
         """Every layer that can be captured and is optimized."""
         targets, self._left_out = capture.find(self._net, self.options.skip, self.options.norms)
         optimized = {id(weight) for weight in self.inner.parameters}
-        chosen = [t for t in targets if id(t.weight) in optimized and (t.bias is None or id(t.bias) in optimized)]
-        self._left_out += [
-            capture.LeftOut(t.name, type(t.cells[0]).__name__, "not among the optimizer's parameters")
-            for t in targets if t not in chosen
-        ]  # fmt: skip
+        chosen, others = capture.among(targets, optimized)
+        self._left_out += others
         if not chosen:
             why = "; ".join(f"{x.name} ({x.type}): {x.reason}" for x in self._left_out[:5]) or "it has no weights"
             raise ValueError(
@@ -309,14 +307,18 @@ class THOR(nn.Cell):
         """Decide for every active layer, from ``Layer.traces`` of layers ``indices``; invert what updates."""
         step, damping = self.step, float(self.options.damping(self.step))
         status, refreshes, kept = (p.asnumpy().copy() for p in (self.status, self.refreshes, self.kept))
-        adopted = self._by_layer(self.traces.asnumpy().copy(), range(len(self._captured)))
-        fresh = self._by_layer(traces.astype(np.float32), indices)
+        adopted = by_layer(self._captured, range(len(self._captured)), self.traces.asnumpy().copy())
+        fresh = by_layer(self._captured, indices, traces.astype(np.float32))
         jobs: dict[int, tuple[Job, ...]] = {}
-        for i in (i for i in indices if status[i] == ACTIVE):
+        at: dict[int, int] = {}  # where in the history a layer's decision stands
+        active = [i for i in indices if status[i] == ACTIVE]
+        report_unused([self._captured[i] for i in active], self._unused, step)
+        for i in (i for i in active if self._captured[i].used):
             layer = self._captured[i]
             now = layer.damped_trace(damping, fresh[i])
             before = layer.damped_trace(damping, adopted[i]) if refreshes[i] else None
             decision, change = self.options.refresh.at(step).decide(before, now)
+            at[i] = len(self._history)
             self._history.append(RefreshRecord(step, layer.name, now, change, decision))
             if decision is Decision.UPDATE:
                 jobs[i] = tuple(Job(factor, each) for factor, each in layer.dampings(damping, fresh[i]).items())
@@ -329,21 +331,15 @@ class THOR(nn.Cell):
             if self._adopt(self._captured[i], pair):
                 refreshes[i] += 1
                 adopted[i][:] = fresh[i]
+            else:
+                kept[i] += 1
+                self._history[at[i]] = replace(self._history[at[i]], decision=Decision.KEEP)
         flat = [adopted[i].reshape(-1) for i in range(len(self._captured))]
         for target, value in (
             (self.status, status), (self.refreshes, refreshes), (self.kept, kept), (self.traces, np.concatenate(flat)),
             (self.next_refresh, step + int(self.options.interval(step))),
         ):  # fmt: skip
             write(target, value)
-
-    def _by_layer(self, flat: np.ndarray, indices: Any) -> dict[int, np.ndarray]:
-        """Traces [2, c] (of A, of G) of each layer, of such a flat array."""
-        found, first = {}, 0
-        for i in indices:
-            size = 2 * self._captured[i].copies
-            found[i] = flat[first : first + size].reshape(2, -1)
-            first += size
-        return found
 
     def _adopt(self, layer: Layer, pair: tuple[Job, ...]) -> bool:
         """Take over a layer's new inverses, all of them or none."""

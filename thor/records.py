@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +35,15 @@ class LayerRecord:
     refreshes: int
     kept: int
     bytes: int
+
+
+def report_unused(layers: Iterable[Any], told: set[str], step: int) -> None:
+    """Say once of each layer that the network never calls it: of its factors nothing is known, its inverses stay I."""
+    for layer in layers:
+        if not layer.used and layer.name not in told:
+            told.add(layer.name)
+            logger.warning("step %d: the network has not called layer %s so far (its weights may be used elsewhere); "
+                           "it takes the plain gradient", step, layer.name)  # fmt: skip
 
 
 def log_layers(records: list[LayerRecord], left_out: list[LeftOut]) -> None:

@@ -24,6 +24,7 @@ from thor.agreement import refresh_alike, settings_to_share
 from thor.blocks import check_int
 from thor.diagnose import all_finite, complaint, first_bad_layer
 from thor.distributed import Means, alone, same_everywhere
+from thor.moving import MovingAverages
 from thor.optimizer import RECOMPILE_SHARE, THOR
 from thor.parameters import addresses, int_parameter, read, write
 from thor.update import Estimate, Update, checked, in_one_thread, scaling
@@ -63,6 +64,7 @@ class TrainStep(nn.Cell):
         self._jit = bool(jit)
         device.allow_deep_graphs()
         self._weights = optimizer.inner.parameters
+        self._moving = MovingAverages(net)
         self.compilations = 0  # curvature graphs built so far
         self._ports_open = False
         if not optimizer.options.auto:  # else the first step chooses the blocks; a Cell takes a name's Parameter once
@@ -113,8 +115,9 @@ class TrainStep(nn.Cell):
         self._notice_loading()
         self._open_ports(False)
         optimizer.structure.check()
-        if isinstance(optimizer.inner, FirstOrder):
+        if isinstance(optimizer.inner, FirstOrder) and (self.accumulate == 1 or read(self.micro_step) == 0):
             optimizer.inner.prepare()
+        self._moving.before_step()
         optimizer.set_learning_rate()
         gathering = optimizer.gathers_now
         if gathering:
@@ -124,10 +127,11 @@ class TrainStep(nn.Cell):
         failed = finite is not None and optimizer.finished(finite)
         if gathering or self.accumulate > 1 or not self._storage:  # a plain step moves nothing that graphs read
             self._storage, self._sums_storage = addresses(self._state), addresses(self.sums)
+        where = first_bad_layer(self.network, self.loss_fn, self._weights, inputs) if failed else None
+        if finite is False:
+            self._moving.mend()
         if failed:
-            where = first_bad_layer(self.network, self.loss_fn, self._weights, inputs)
-            if where is None:
-                where = all_finite(self._scaled, self.accumulate > 1, optimizer.ranks is not None)
+            where = where or all_finite(self._scaled, self.accumulate > 1, optimizer.ranks is not None)
             raise FloatingPointError(complaint(optimizer.step, read(optimizer.bad_steps), where))
         return loss
 
@@ -211,7 +215,7 @@ class TrainStep(nn.Cell):
 
         def plain(scale, *inputs):
             loss, gradients = differentiate(scale, *inputs)
-            loss, gradients = mean(loss, gradients, inputs[0].shape[0])
+            loss, gradients = mean(loss, gradients, inputs)
             inverse_scale = inverse(scale)
             (loss,) = down((loss,), inverse_scale)
             return update(loss, down(gradients, inverse_scale))
@@ -225,7 +229,7 @@ class TrainStep(nn.Cell):
 
         def curvature(scale, *inputs):
             loss, gradients = differentiate(scale, *inputs)
-            loss, gradients = mean(loss, gradients, inputs[0].shape[0])
+            loss, gradients = mean(loss, gradients, inputs)
             inverse_scale = inverse(scale)
             (loss,), weights = down((loss,), inverse_scale), down(gradients[:count], inverse_scale)
             return checked(loss, weights, gradients[count:])
@@ -256,7 +260,7 @@ class TrainStep(nn.Cell):
         return [self.optimizer._captured[i] for i in self._in_graph]
 
     def _mean_over_ranks(self, kind: str, variables: Any) -> Callable[..., Any]:
-        """(loss, gradients by ``variables``) averaged over the ranks, each counting by its ``examples``."""
+        """(loss, gradients by ``variables``) averaged over the ranks, each counting by the examples of its inputs."""
         ranks = self.optimizer.ranks
         if ranks is None:
             return alone
@@ -265,8 +269,8 @@ class TrainStep(nn.Cell):
         means = Means(shapes, symmetric, ranks.sharing.fusion)
         self._averaged[kind] = means.sums.bytes
 
-        def mean(loss, values, examples):
-            return means(loss, values, examples)
+        def mean(loss, values, inputs):
+            return means(loss, values, inputs[0].shape[0] if len(inputs) > 0 else 1)
 
         return mean
 
@@ -315,7 +319,7 @@ class TrainStep(nn.Cell):
 
         def finish(scale):
             loss, gradients = sums(share)
-            loss, gradients = mean(loss, gradients, 1)
+            loss, gradients = mean(loss, gradients, ())
             return update(loss, down(gradients, inverse(scale)))
 
         return finish
@@ -328,7 +332,7 @@ class TrainStep(nn.Cell):
 
         def finish(scale):
             loss, means = sums(share)
-            loss, means = mean(loss, means, 1)
+            loss, means = mean(loss, means, ())
             return checked(loss, down(means[:count], inverse(scale)), means[count:])
 
         return finish
@@ -372,6 +376,7 @@ class TrainStep(nn.Cell):
         """
         moved = bool(self._storage) and self._storage != addresses(self._state)
         if moved:
+            self._moving.forget()
             self._compiled.clear()
             self._storage = []
             # what MindSpore knows the compiled construct of an nn.Optimizer by, where the step itself is not compiled

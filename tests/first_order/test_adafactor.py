@@ -269,6 +269,20 @@ def test_state_dictionaries_move_to_pytorch_and_back(foreach):
     assert_same(fresh, theirs, np.float64)
 
 
+def test_a_state_dictionary_with_a_list_of_rates_is_loaded_and_the_list_stays():
+    rates, g = [0.1, 0.2, 0.3], [tensors(arrays(k + 1, [(3, 2)])) for k in range(3)]
+    whole, first = (make_parameters(arrays(0, [(3, 2)])) for _ in range(2))
+    undisturbed, optimizer = Adafactor(whole, lr=rates), Adafactor(first, lr=rates)
+    for step in g:
+        undisturbed(step)
+    for step in g[:2]:
+        optimizer(step)
+    resumed = Adafactor(first, lr=rates)
+    resumed.load_state_dict(optimizer.state_dict())
+    resumed(g[2])
+    np.testing.assert_array_equal(first[0].asnumpy(), whole[0].asnumpy())
+
+
 def test_named_parameters_are_in_the_state_dictionary_as_in_pytorch():
     net = nn.Dense(3, 2)
     optimizer = Adafactor(net.parameters_and_names())

@@ -6,7 +6,8 @@ from mindspore.nn.utils import no_init_parameters
 from scipy.special import erf, softmax
 
 import models
-from models.bert import BertConfig, BertForMaskedLM, BertLayer, BertModel
+import thor
+from models.bert import BertConfig, BertEmbeddings, BertForMaskedLM, BertLayer, BertModel
 from tests.networks import fill
 
 SMALL = {"vocab_size": 50, "hidden_size": 8, "layers": 2, "heads": 2, "max_positions": 16}
@@ -226,3 +227,16 @@ def test_a_sequence_longer_than_its_positions_is_refused(mode):
     network = BertModel(BertConfig(**SMALL))
     with pytest.raises(ValueError, match="more tokens than max_positions: give shorter sequences"):
         network(ms.Tensor(np.zeros((1, 17), np.int32)))
+
+
+def test_every_token_is_an_example_of_the_position_table_too():
+    """Where each token's number is its position, both tables see the same inputs and gradients: the same factors."""
+    net = BertEmbeddings(BertConfig(**{**SMALL, "vocab_size": 16}, dropout=0.0))
+    ids = ms.Tensor(np.tile(np.arange(6, dtype=np.int32), (3, 1)))
+    target = ms.Tensor(np.random.default_rng(1).standard_normal((3, 6, 8)).astype(np.float32))
+    optimizer = thor.THOR(net, 0.1, 0.1, refresh=thor.TraceRule.thor_nt(), interval=1)
+    thor.TrainStep(net, nn.MSELoss(), optimizer)(ids, target)
+    (word, words), (position, positions) = (optimizer.factors(f"{kind}_embeddings") for kind in ("word", "position"))
+    np.testing.assert_allclose(position, word, rtol=1e-5)
+    np.testing.assert_allclose(positions, words, rtol=1e-4, atol=1e-9)
+    assert np.trace(words) > 0

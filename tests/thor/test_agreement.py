@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from mindspore import nn
 
+import first_order
 import thor
 from tests.networks import Mlp, batch, make
 from thor.agreement import refresh_alike, settings_to_share
@@ -24,8 +25,8 @@ class Told(Ranks):
         return self.answers.pop(0) if self.answers else values
 
 
-def settings_of(**options):
-    optimizer, _ = make(Mlp(), **options)
+def settings_of(net=None, **options):
+    optimizer, _ = make(net or Mlp(), **options)
     optimizer.ranks = SimpleNamespace(sharing=thor.Sharing())
     return settings_to_share(optimizer, 1)
 
@@ -54,6 +55,31 @@ def test_a_rank_with_another_setting_is_refused_by_its_name():
 def test_what_decides_messages_or_weights_is_among_them(options):
     mine, theirs = settings_of(), settings_of(**options)
     assert any(repr(mine[name]) != repr(theirs[name]) for name in mine)
+
+
+def test_a_rank_at_another_step_is_refused():
+    """One that resumed from an older checkpoint: with constant schedules nothing else tells them apart."""
+    optimizer, step = make(Mlp())
+    optimizer.ranks = SimpleNamespace(sharing=thor.Sharing())
+    before = settings_to_share(optimizer, 1)
+    optimizer.ranks = None
+    step(*batch())
+    optimizer.ranks = SimpleNamespace(sharing=thor.Sharing())
+    after = settings_to_share(optimizer, 1)
+    assert {name for name in after if repr(after[name]) != repr(before[name])} == {
+        "step", "next_refresh", "next_gather"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("changed", [{"beta1": 0.8}, {"beta2": 0.9}, {"epsilon": 1e-3}])
+def test_what_adam_inside_is_made_with_is_compared(changed):
+    def shared(**options):
+        net = Mlp()
+        return settings_of(lr=None, net=net, inner=first_order.Adam(net.trainable_params(), 0.1, **options))
+
+    mine, theirs, again = shared(), shared(**changed), shared()
+    assert repr(mine) == repr(again)
+    assert [name for name in mine if repr(mine[name]) != repr(theirs[name])] == [f"{next(iter(changed))} of inner"]
 
 
 def test_all_ranks_decide_by_the_first_ones_traces():

@@ -331,6 +331,22 @@ def test_a_layer_that_is_not_among_the_optimized_parameters_is_left_out():
     assert reasons(optimizer) == {"layers.0": "not among the optimizer's parameters"}
 
 
+def test_a_bias_that_is_not_among_them_leaves_its_weight_captured():
+    net, (x, y) = Mlp(), batch()
+    optimizer, step = make(net, params=[w for w in net.trainable_params() if w.name.endswith("weight")])
+    assert [(r.name, r.a_dim) for r in optimizer.layers] == [("layers.0", 5), ("layers.1", 4)]
+    assert reasons(optimizer) == dict.fromkeys(
+        ("layers.0.bias", "layers.1.bias"), "not among the optimizer's parameters"
+    )
+    before, grads = values(net), gradients(net, squared_error, x, y)
+    step(x, y)
+    a, g = (each.astype(np.float64) for each in optimizer.inverses("layers.0"))
+    np.testing.assert_allclose(
+        values(net)["layers.0.weight"], before["layers.0.weight"] - 0.05 * g @ grads["layers.0.weight"] @ a, **CLOSE
+    )
+    np.testing.assert_array_equal(values(net)["layers.0.bias"], before["layers.0.bias"])
+
+
 class Wrapped(nn.Cell):
     """A Cell of its own that uses another one's weight."""
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from mindspore import Tensor, nn
 
-from tests.networks import Mlp, batch, make, squared_error, values
+from tests.networks import Mixed, Mlp, batch, images, make, squared_error, values
 
 
 def test_a_non_finite_step_is_skipped_whole_counted_and_reported(caplog):
@@ -154,5 +154,45 @@ def test_a_factor_that_cannot_be_inverted_keeps_the_layers_last_good_inverse(cap
     assert "the factors of layer layers.0 cannot be inverted; it keeps its last good inverse" in caplog.text
     for ours, theirs in zip(optimizer.inverses("layers.0"), good, strict=True):
         np.testing.assert_array_equal(ours, theirs)
-    assert [r.refreshes for r in optimizer.layers] == [1, 2]
+    assert [(r.refreshes, r.kept) for r in optimizer.layers] == [(1, 1), (2, 0)]
+    last = [(r.layer, r.decision.value) for r in optimizer.history[-2:]]
+    assert last == [("layers.0", "keep"), ("layers.1", "update")], "as what came of it, not as what was tried"
     assert all(np.isfinite(v).all() for v in values(net).values())
+
+
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_batch_that_is_not_finite_does_not_stay_in_moving_averages(jit, accumulate):
+    """BatchNorm's kernel moves them in the forward pass, before anybody knows."""
+    net = Mixed()
+    _, step = make(net, jit=jit, accumulate=accumulate)
+    x, y = images()
+    for _ in range(2 * accumulate):
+        step(x, y)
+    for _ in range(accumulate):
+        step(x * np.nan, y)
+    found = values(net)
+    assert all(np.isfinite(value).all() for value in found.values())
+    for _ in range(accumulate):
+        assert np.isfinite(float(step(x, y).asnumpy()))
+    assert not np.array_equal(values(net)["norm.moving_mean"], found["norm.moving_mean"]), "and they move again"
+
+
+def test_moving_averages_that_were_loaded_are_what_a_bad_batch_is_mended_by():
+    net = Mixed()
+    _, step = make(net)
+    x, y = images()
+    step(x, y)
+    loaded = {"norm.moving_mean": ms.Parameter(Tensor(np.full(4, 7.0, np.float32)), name="norm.moving_mean")}
+    ms.load_param_into_net(net, loaded)
+    step(x * np.nan, y)
+    np.testing.assert_array_equal(net.norm.moving_mean.asnumpy(), 7.0)
+
+
+def test_the_error_after_too_many_bad_steps_leaves_them_finite_too():
+    net = Mixed()
+    _, step = make(net, max_bad_steps=1)
+    x, y = images()
+    with pytest.raises(FloatingPointError):
+        step(x * np.nan, y)
+    assert all(np.isfinite(value).all() for value in values(net).values())

@@ -186,6 +186,24 @@ def test_a_normalisation_steps_by_its_gradient_over_the_damped_fisher():
         np.testing.assert_allclose(optimizer.inverses(name)[1], 1 / (fisher + 0.1), rtol=1e-5)
 
 
+def test_a_tied_decoder_with_an_activation_is_left_out_with_its_table():
+    """The port stands behind the whole layer, where the gradient is the activation's and not the product's."""
+    net = Tied(dense=True)
+    net.decoder.activation, net.decoder.activation_flag = nn.Tanh(), True
+    targets, left_out = capture.find(net)
+    assert not targets and {item.name for item in left_out} == {"embedding", "decoder"}
+    assert all("decoder, which has its weight too, has an activation" in item.reason for item in left_out)
+
+
+def test_a_layer_norm_over_more_than_its_last_axis_is_left_out():
+    net = nn.SequentialCell(nn.Dense(4, 4), nn.LayerNorm((4,), begin_norm_axis=1), nn.LayerNorm((4,)))
+    targets, left_out = capture.find(net, norms=True)
+    assert [target.name for target in targets] == ["0", "2.gamma", "2.beta"]
+    assert [(item.name, item.reason) for item in left_out] == [
+        ("1", "begin_norm_axis is 1, and -1 alone is the last axis of any input")
+    ]
+
+
 @pytest.mark.parametrize("dense", [False, True])
 def test_a_tied_table_has_one_pair_of_factors_the_balanced_sum_of_its_two_uses(dense):
     net, (ids, target) = Tied(dense), words(outputs=VOCABULARY)

@@ -320,3 +320,50 @@ def test_loaded_batch_norm_statistics_reach_the_compiled_step():
     mean.set_data(Tensor(np.full(4, 5, np.float32)))
     step(x, y)
     assert 4 < mean.asnumpy().min() <= mean.asnumpy().max() < 4.9  # 0.9 of what was loaded + 0.1 of the batch
+
+
+def test_a_function_as_hyper_parameter_is_read_once_a_step_and_not_once_a_micro_batch():
+    asked = []
+
+    def rate():
+        asked.append(0.1)
+        return 0.1
+
+    net = Mlp()
+    inner = first_order.Momentum(net.trainable_params(), rate, 0.9)
+    at_first = len(asked)
+    _, step = make(net, lr=None, inner=inner, jit=True, accumulate=3)
+    for _ in range(6):
+        step(*batch())
+    assert len(asked) - at_first == 2
+
+
+class Alone(nn.Cell):
+    """A network without inputs, on data of its own."""
+
+    def __init__(self, constant):
+        super().__init__()
+        self.net, (x, self.y) = Mlp(), batch()
+        self.x = x if constant else ms.Parameter(x, name="x", requires_grad=False)
+
+    def construct(self):
+        return squared_error(self.net(self.x), self.y)
+
+
+def test_a_network_that_has_its_own_inputs_is_trained():
+    _, alone = make(Alone(constant=False), loss_fn=None, jit=True)
+    _, step = make(Mlp(), jit=True)
+    for _ in range(3):
+        np.testing.assert_allclose(alone().asnumpy(), step(*batch()).asnumpy(), rtol=1e-6)
+
+
+def test_a_layer_whose_input_is_a_constant_of_the_graph_takes_the_plain_gradient(caplog):
+    """MindSpore folds its port away; without the factor of its input its direction would be divided by the damping."""
+    net = Alone(constant=True)
+    optimizer, step = make(net, loss_fn=None, jit=True, damping=1e-3)
+    plain, before = gradients(net.net, squared_error, net.x, net.y), values(net)
+    step()
+    name = "net.layers.0.weight"
+    np.testing.assert_allclose(values(net)[name], before[name] - 0.05 * plain[name], rtol=1e-4, atol=1e-6)
+    assert {record.layer for record in optimizer.history} == {"net.layers.1"}
+    assert "the network has not called layer net.layers.0 so far" in caplog.text
