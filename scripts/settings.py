@@ -155,7 +155,7 @@ class ThorSettings(Settings):
         inner: What moves the weights by the preconditioned gradients: Momentum, or Adam with beta1, beta2, epsilon and
             use_nesterov of the section adam.
         momentum: Momentum of the steps, with inner = momentum.
-        clip: Bound on the norm of a step; None for no bound.
+        clip: Bound on the squared length of a step in the curvature's norm; None for no bound.
         skip: Patterns of layer names that keep their plain gradient.
         norms: Whether normalisation layers are preconditioned too, by their diagonal Fisher.
         clip_each: Bound on the norm of each weight's gradient, before it is preconditioned; None for no bound.

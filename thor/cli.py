@@ -12,7 +12,7 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if error.name not in ("typer", "rich", "matplotlib", "click"):
             raise
-        print(f"error: the thor command needs {error.name}: pip install 'mindspore-thor[cli]'", file=sys.stderr)
+        print(f"error: the thor command needs {error.name}: pip install '.[cli]' in its checkout", file=sys.stderr)
         sys.exit(2)
     app()
 

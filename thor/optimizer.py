@@ -43,9 +43,9 @@ class THOR(nn.Cell):
     only when the trace of the factor has moved (see :mod:`thor.refresh`). Use it through :class:`thor.TrainStep`.
 
     Args:
-        net: the network. Its dense, convolution, embedding and normalisation layers (thor/capture.py lists them) are
-            captured in place: names, values and outputs stay; ``thor.detach(net)`` undoes it. All other weights take
-            the plain gradient.
+        net: the network. Its dense, convolution, embedding and, with ``norms``, normalisation layers (thor/capture.py
+            lists them) are captured in place: names, values and outputs stay; ``thor.detach(net)`` undoes it. All other
+            weights take the plain gradient.
         learning_rate: number, callable of the step, or anything ``nn.Momentum`` takes; None leaves ``inner``'s alone.
         damping: what is added to the Fisher block before inversion, number or callable of the step. Large values turn
             the direction to the gradient's and shrink the step; start at 0.03 and lower it as training settles.
@@ -62,7 +62,8 @@ class THOR(nn.Cell):
         factor_decay: of the factors' running average, which is bias-corrected; 0 keeps the last batch only.
         inner: the optimizer that moves the weights; None for ``nn.Momentum``.
         loss_scale: number, :class:`thor.DynamicLossScale` or a ``mindspore.amp`` scaler.
-        clip: largest step in the norm of the curvature (kl clip), usually 1e-3; None: no limit. For Momentum and SGD.
+        clip: largest squared length of a step in the norm of the curvature (kl clip), usually 1e-3; None: no limit. For
+            Momentum and SGD.
         clip_each: largest norm of each weight's gradient, before it is preconditioned. None for no limit.
         skip: regular expressions; layers whose name matches take the plain gradient.
         norms: whether scale and shift of normalisation layers are preconditioned, by their diagonal Fisher.
