@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 import mindspore as ms
-from mindspore import Parameter, ParameterTuple, nn, ops
+import numpy as np
+from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
-from thor.compiled import scaled
+from thor.compiled import over, scaled
+
+_cast = ops.Cast()
+_NARROW = (ms.float16, ms.bfloat16)
+
+
+def sum_of(parameter: Parameter) -> Parameter:
+    """Where gradients by a Parameter are added up, at zero: in float32 where its own type would overflow on the way."""
+    dtype = ms.float32 if parameter.dtype in _NARROW else parameter.dtype
+    zeros = Tensor(np.zeros(parameter.shape, np.float32)).astype(dtype)
+    return Parameter(zeros, name=f"thor.sum.{parameter.name}", requires_grad=False)
 
 
 class Adder(nn.Cell):
@@ -14,23 +25,29 @@ class Adder(nn.Cell):
     def __init__(self, sums: list[Parameter], loss_sum: Parameter):
         super().__init__(auto_prefix=False)
         self.sums, self.loss_sum = ParameterTuple(sums), loss_sum
+        self.types = tuple(each.dtype for each in sums)
 
     def construct(self, loss, values):
         ops.assign_add(self.loss_sum, loss.astype(ms.float32))
         for i in range(len(self.sums)):
-            ops.assign_add(self.sums[i], values[i])
+            ops.assign_add(self.sums[i], _cast(values[i], self.types[i]))
         return loss
 
 
 class Values(nn.Cell):
-    """(loss_sum, sums), each times a factor."""
+    """(loss_sum, sums), each times a factor, in the types of what was added up."""
 
-    def __init__(self, sums: list[Parameter], loss_sum: Parameter):
+    def __init__(self, sums: list[Parameter], loss_sum: Parameter, variables: list[Parameter]):
         super().__init__(auto_prefix=False)
         self.sums, self.loss_sum = ParameterTuple(sums), loss_sum
+        self.types = tuple(each.dtype for each in variables)
+        self.widened = self.types != tuple(each.dtype for each in sums)
 
     def construct(self, factor):
-        return self.loss_sum * factor, scaled(factor, self.sums)
+        values = scaled(factor, self.sums)
+        if self.widened:
+            values = over(_cast, values, self.types)
+        return self.loss_sum * factor, values
 
 
 class Clearer(nn.Cell):

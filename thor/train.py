@@ -19,7 +19,7 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from first_order.optimizer import FirstOrder
 from thor import device
-from thor.accumulation import Adder, Clearer, Values
+from thor.accumulation import Adder, Clearer, Values, sum_of
 from thor.agreement import refresh_alike, settings_to_share
 from thor.blocks import check_int
 from thor.diagnose import all_finite, complaint, first_bad_layer
@@ -283,12 +283,8 @@ class TrainStep(nn.Cell):
     def _make_accumulators(self) -> None:
         self.micro_step = int_parameter("micro_step", 0)
         ports = [p for layer in self.optimizer._captured for p in layer.port_parameters]
-        self.sums = ParameterTuple(
-            [Parameter(ops.zeros_like(p), name=f"thor.sum.{p.name}", requires_grad=False) for p in self._weights]
-        )
-        self.factor_sums = ParameterTuple(
-            [Parameter(ops.zeros_like(p), name=f"thor.sum.{p.name}", requires_grad=False) for p in ports]
-        )
+        self.sums = ParameterTuple([sum_of(weight) for weight in self._weights])
+        self.factor_sums = ParameterTuple([sum_of(port) for port in ports])
         self.loss_sum = Parameter(Tensor(np.zeros((), np.float32)), name="thor.sum.loss", requires_grad=False)
 
     def _graph_sums(self) -> list[Parameter]:
@@ -314,7 +310,8 @@ class TrainStep(nn.Cell):
         return add
 
     def _build_finish(self) -> Callable[..., Any]:
-        sums, (_, inverse, down), update = Values(list(self.sums), self.loss_sum), self._scaling(), self._update
+        sums, update = Values(list(self.sums), self.loss_sum, self._weights), self._update
+        _, inverse, down = self._scaling()
         share, mean = 1.0 / self.accumulate, self._mean_over_ranks("plain", self._weights)
 
         def finish(scale):
@@ -325,7 +322,7 @@ class TrainStep(nn.Cell):
         return finish
 
     def _build_finish_curvature(self) -> Callable[..., Any]:
-        sums = Values([*self.sums, *self._graph_sums()], self.loss_sum)
+        sums = Values([*self.sums, *self._graph_sums()], self.loss_sum, self._differentiated())
         (_, inverse, down), count = self._scaling(), len(self._weights)
         share = 1.0 / self.accumulate
         mean = self._mean_over_ranks("curvature", self._differentiated())

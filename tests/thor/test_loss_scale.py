@@ -4,7 +4,7 @@ import pytest
 from mindspore import nn
 
 import thor
-from tests.networks import Mlp, batch, make, squared_error, values
+from tests.networks import Mlp, batch, gradients, make, squared_error, values
 from thor import loss_scale
 
 
@@ -137,3 +137,25 @@ def test_half_precision_factors_agree_with_float32_to_half_precision():
         for ours, theirs in zip(optimizer.factors(name), full.factors(name), strict=True):
             np.testing.assert_allclose(ours, theirs, atol=5e-3 * np.abs(theirs).max())  # float16: 1e-3 an entry
     assert isinstance(net.layers[0], nn.Dense)
+
+
+@pytest.mark.parametrize("interval", [1, 100])
+def test_sums_of_micro_batches_do_not_overflow_where_their_mean_does_not(interval):
+    """Of weights in float16; each gradient is half of what float16 can hold, four of them twice as much."""
+    x, y = batch()
+    largest = max(np.abs(g).max() for g in gradients(Mlp(), squared_error, x, y).values())
+    scale = 2.0 ** np.floor(np.log2(40000 / largest))
+
+    def loss_fn(output, target):
+        return squared_error(output.astype(ms.float32), target)
+
+    net = Mlp().to_float(ms.float16)
+    for weight in net.trainable_params():
+        weight.set_dtype(ms.float16)
+    settings = {"loss_fn": loss_fn, "loss_scale": float(scale), "interval": interval, "jit": True}
+    optimizer, step = make(net, accumulate=4, **settings)
+    start = values(net)
+    for _ in range(8):
+        step(x, y)
+    assert (optimizer.step, int(optimizer.skipped_steps.asnumpy()[0])) == (2, 0)
+    assert all(not np.array_equal(value, start[name]) for name, value in values(net).items())
