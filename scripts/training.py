@@ -119,7 +119,7 @@ def _train(run: Run, settings: TrainSettings, start: int) -> None:
             if start < 0:
                 checkpoint.clear(folder / CHECKPOINTS)
                 (folder / "summary.json").unlink(missing_ok=True)
-                keep_words(folder, run.feeds)
+            keep_words(folder, run.feeds)
             save_config(with_ranks(settings), folder / CONFIG)  # of a continued run too: its data may have moved
     recorder = Recorder(folder, resumed, board) if ranks.leads else Unrecorded()
     try:

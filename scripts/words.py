@@ -16,7 +16,7 @@ VOCABULARY = "vocabulary.json"
 
 
 def keep_words(folder: Path, feeds: Feeds) -> None:
-    """Write a new run's vocabulary, if it has one."""
+    """Write a run's vocabulary, if it has one."""
     if feeds.words is not None:
         write_whole(folder / VOCABULARY, feeds.words.text())
 

@@ -207,6 +207,11 @@ def test_a_run_of_words_keeps_its_vocabulary(tmp_path, monkeypatch, capsys):
     capsys.readouterr()
     with pytest.raises(UserError, match=r"the text in .*other\.txt makes another vocabulary than that of the run"):
         train(settings.model_copy(update={"data": data}), resume=True, console=quiet())
+    (run.folder / "vocabulary.json").unlink()
+    with pytest.raises(UserError, match="has no vocabulary.json"):
+        export.main([str(run.folder), "--out", str(tmp_path / "net.mindir")])
+    train(settings, resume=True, console=quiet())
+    assert words_of(run.folder).text() == words.text(), "of a run from before there was such a file"
     assert export.main([str(run.folder), "--out", str(tmp_path / "net.mindir")]) == 0
 
 
