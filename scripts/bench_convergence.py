@@ -67,6 +67,7 @@ class Bench:
     ended: threading.Event = field(default_factory=threading.Event)  # runs that wait for their turn do not begin
     running: list[subprocess.Popen[bytes]] = field(default_factory=list)
     pace: Pace = field(default_factory=Pace)
+    error: UserError | None = None  # the first one
 
     def end(self, *_: object) -> None:
         """Let no run begin, and ask those under way to end, which they do with a checkpoint."""
@@ -77,7 +78,10 @@ class Bench:
     def run_all(self, runs: Sequence[Run]) -> list[Outcome | None]:
         """``jobs`` of them at once, each in its own process with its own share of the cores."""
         with ThreadPoolExecutor(self.jobs) as pool:
-            return list(pool.map(lambda each: self.run(*each), runs))
+            try:
+                return list(pool.map(lambda each: self.run(*each), runs))
+            except (EndedEarlyError, UserError) as raised:  # of several runs the first in order, not in time
+                raise self.error or raised from None
 
     def run(self, contender: Contender, values: dict[str, Any], seed: int, name: str) -> Outcome | None:
         """Train, unless it is done; None if training broke down (a rate too high), which is a result too."""
@@ -112,8 +116,10 @@ class Bench:
         if found is None:
             words = folder.with_suffix(".log").read_text(errors="replace").strip().splitlines()[-1:]
             if not words or "not finite" not in words[0]:
-                self.ended.set()  # else the next run would train to its end before this is told
-                raise UserError(f"{folder}: training ended with status {status}: {' '.join(words)}")
+                told = UserError(f"{folder}: training ended with status {status}: {' '.join(words)}")
+                self.error = self.error or told
+                self.end()  # else the next run, and one beside it, would train to their ends before this is told
+                raise told
             (folder / "failed.txt").write_text(words[0] + "\n")
         shown = "broke down" if found is None else f"{self.task.metric} {results.best(self.task, found):.5g}"
         text = f"{self.task.name} {contender.name} {name}: {shown}, {self.pace.trained(time.monotonic() - start)}"

@@ -96,7 +96,10 @@ def _from_data(settings: TrainSettings, run: Path) -> dict[str, Any]:
 
     words = words_of(run)
     if words is None:
-        raise UserError(f"{run}: has no vocabulary.json, the word pieces that a network of text was trained with")
+        raise UserError(
+            f"{run}: has no vocabulary.json, the word pieces that a network of text was trained with; "
+            f"scripts/train.py --config {run}/config.yaml --resume  writes it, of a finished run too"
+        )
     return {"vocab_size": len(words)}
 
 

@@ -132,7 +132,9 @@ class _Table:
 
 
 def _is_behind(position: Position, line: Line) -> bool:
-    """Whether a run at a position will not write a line again: at an epoch's last step, the epoch's may still come."""
+    """Whether a run at a position will not write a line again: those of its last step's evaluations may still come."""
+    if line["kind"] == "eval" and line["step"] == position.step:
+        return position.evaluated == position.step
     return line["step"] <= position.step and (line["kind"] != "epoch" or line["epoch"] <= position.epoch)
 
 

@@ -60,7 +60,7 @@ class Run:
     phases: Phases = field(default_factory=Phases)
     saved: int = -1
     finished: bool = False
-    began: float = 0.0  # time.time() of this process's beginning: who asks it to end has asked since
+    began: float = 0.0  # time.time() when `train` was called: who asks this run to end has asked since
 
     @property
     def steps_per_epoch(self) -> int:
@@ -236,6 +236,8 @@ def _evaluation_is_due(run: Run) -> bool:
     """Whether `eval_every_steps` asks for one now that is not made yet, and that the epoch's end will not make."""
     settings, position = run.settings, run.position
     if position.step % settings.accumulation or position.evaluated == position.step:
+        return False
+    if position.step_in_epoch == 0:  # at the end of the last epoch what was due was made
         return False
     if position.step_in_epoch == run.steps_per_epoch and _evaluates(settings, position.epoch + 1):
         return False

@@ -13,7 +13,8 @@ def settings_to_share(optimizer: Any, accumulate: int) -> dict[str, Any]:
     options, step = optimizer.options, optimizer.step
     names = ("refresh", "factor_decay", "factor_share", "clip", "clip_each", "weight_decay", "weight_decay_mode",
              "max_bad_steps")  # fmt: skip
-    of_inner = ("momentum", "alpha", "beta", "beta1", "beta2", "eps", "epsilon", "weight_decay")
+    of_inner = ("momentum", "alpha", "beta", "beta1", "beta2", "eps", "epsilon", "weight_decay", "use_nesterov",
+                "nesterov", "norm_coefficient")  # fmt: skip
     return (
         {name: getattr(options, name) for name in names}
         | {

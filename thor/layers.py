@@ -37,6 +37,9 @@ from thor.parameters import parameter
 from thor.precondition import Direction, DirectionElsewhere, Form
 from thor.refresh import damped_trace, pi_split
 
+#: Calls a step, on the average, below which a layer's factors are of steps long gone, and too small by as much.
+MIN_USES = 0.05
+
 
 class Factor:
     """One Kronecker factor of one layer.
@@ -239,11 +242,11 @@ class Layer:
 
     @property
     def used(self) -> bool:
-        """Whether the network has called it since its factors are gathered.
+        """Whether the network has called it in more than a few of the steps that its factors are averages over.
 
         A compiled graph does not call an input's port on a constant, and of its factor nothing is known either.
         """
-        return all(float(factor.uses.asnumpy()[0]) > 0 for factor in (self.a, self.g))
+        return all(float(factor.uses.asnumpy()[0]) > MIN_USES for factor in (self.a, self.g))
 
     def traces(self) -> np.ndarray:
         """Of the estimates: those of A's copies, then those of G's."""

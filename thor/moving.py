@@ -26,12 +26,14 @@ class MovingAverages:
     def before_step(self) -> None:
         """Copy them now and then."""
         if self._age % EVERY == 0:
-            self._copies = [parameter.asnumpy().copy() for parameter in self._parameters]
+            found = [parameter.asnumpy().copy() for parameter in self._parameters]
+            kept = self._copies or found  # of one that a micro-batch of a step under way has spoilt the copy before
+            self._copies = [x if np.isfinite(x).all() else old for x, old in zip(found, kept, strict=True)]
         self._age += 1
 
     def forget(self) -> None:
         """Others have been loaded: copy these before the next step."""
-        self._age = 0
+        self._age, self._copies = 0, []
 
     def mend(self) -> None:
         """Bring those that are not finite back to their copies."""

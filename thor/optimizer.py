@@ -313,8 +313,9 @@ class THOR(nn.Cell):
         jobs: dict[int, tuple[Job, ...]] = {}
         at: dict[int, int] = {}  # where in the history a layer's decision stands
         active = [i for i in indices if status[i] == ACTIVE]
-        report_unused([self._captured[i] for i in active], self._unused, step)
-        for i in (i for i in active if self._captured[i].used):
+        unused = [i for i in active if not self._captured[i].used]  # they keep what they have, at first the identity
+        report_unused([self._captured[i].name for i in unused if not refreshes[i]], self._unused, step)
+        for i in (i for i in active if i not in unused):
             layer = self._captured[i]
             now = layer.damped_trace(damping, fresh[i])
             before = layer.damped_trace(damping, adopted[i]) if refreshes[i] else None
@@ -327,6 +328,8 @@ class THOR(nn.Cell):
                 status[i] = STOPPED
             else:
                 kept[i] += 1
+        if self.options.refresh.stop and not (set(np.flatnonzero(status == ACTIVE)) - set(unused)):
+            status[unused] = STOPPED  # no other layer needs curvature steps any more
         self._inverter.refresh([job for made in jobs.values() for job in made])
         for i, pair in jobs.items():
             if self._adopt(self._captured[i], pair):

@@ -37,13 +37,12 @@ class LayerRecord:
     bytes: int
 
 
-def report_unused(layers: Iterable[Any], told: set[str], step: int) -> None:
-    """Say once of each layer that the network never calls it: of its factors nothing is known, its inverses stay I."""
-    for layer in layers:
-        if not layer.used and layer.name not in told:
-            told.add(layer.name)
-            logger.warning("step %d: the network has not called layer %s so far (its weights may be used elsewhere); "
-                           "it takes the plain gradient", step, layer.name)  # fmt: skip
+def report_unused(names: Iterable[str], told: set[str], step: int) -> None:
+    """Say once of each layer that the network has never called it: its factors are unknown, its inverses stay I."""
+    for name in set(names) - told:
+        told.add(name)
+        logger.warning("step %d: the network has not called layer %s so far (its weights may be used elsewhere); "
+                       "it takes the plain gradient", step, name)  # fmt: skip
 
 
 def log_layers(records: list[LayerRecord], left_out: list[LeftOut]) -> None:

@@ -37,7 +37,7 @@ class RefreshRecord:
     """One decision.
 
     At ``step``, ``layer`` had the damped trace ``trace``, which differs by ``change`` from the adopted one (None at the
-    first candidate, which has nothing to compare with).
+    first candidate, which has nothing to compare with). What was to update and could not be inverted says KEEP.
     """
 
     step: int

@@ -23,7 +23,7 @@ from thor.accumulation import Adder, Clearer, Values, sum_of
 from thor.agreement import refresh_alike, settings_to_share
 from thor.blocks import check_int
 from thor.diagnose import all_finite, complaint, first_bad_layer
-from thor.distributed import Means, alone, same_everywhere
+from thor.distributed import Means, Ranks, alone, same_everywhere
 from thor.moving import MovingAverages
 from thor.optimizer import RECOMPILE_SHARE, THOR
 from thor.parameters import addresses, int_parameter, read, write
@@ -77,7 +77,7 @@ class TrainStep(nn.Cell):
         ranks, decays = optimizer.ranks, optimizer.decays
         self._update = Update(optimizer.inner, optimizer._captured, options.clip, decays, options.clip_each, ranks)
         if ranks is not None:
-            same_everywhere(ranks, settings_to_share(optimizer, self.accumulate))
+            self._check_alike(ranks)
             ranks.copy_first(list(self.network.get_parameters()))
         self._in_graph = optimizer.active_layers
         self._compiled: dict[str, Callable[..., Any]] = {}
@@ -113,6 +113,8 @@ class TrainStep(nn.Cell):
             optimizer.profile_blocks(self.loss_fn, inputs)
             self._bind()
         self._notice_loading()
+        if not self._storage and optimizer.ranks is not None:  # what was loaded since may be of other steps
+            self._check_alike(optimizer.ranks)
         self._open_ports(False)
         optimizer.structure.check()
         if isinstance(optimizer.inner, FirstOrder) and (self.accumulate == 1 or read(self.micro_step) == 0):
@@ -341,6 +343,9 @@ class TrainStep(nn.Cell):
             return clearing()
 
         return clear
+
+    def _check_alike(self, ranks: Ranks) -> None:
+        same_everywhere(ranks, settings_to_share(self.optimizer, self.accumulate))
 
     # -- housekeeping --------------------------------------------------------------------------------------------
 

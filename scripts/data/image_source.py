@@ -166,7 +166,8 @@ class ImageSource:
             log.warning("skipped %s: %s", item.name, error)
         share = -(-count // self.ranks)
         if skipped > min(max(FEW, share // TENTH), count - 1):
-            raise UserError(f"{skipped} of {share} images cannot be read, such as {item.name}: {error}")
+            of = share if skipped <= share else count  # with those that were to take a bad one's place
+            raise UserError(f"{skipped} of {of} images cannot be read, such as {item.name}: {error}")
 
     def _substitute(self, epoch: int, index: int) -> Example:
         """The next readable image after an unreadable one, as stored; mostly of the same class.

@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -234,6 +235,29 @@ def test_an_error_ends_the_benchmark_before_another_run_is_trained(one_run, monk
     with pytest.raises(UserError, match="seed-1: training ended with status 137"):
         bench.run_all([(adam, dict(adam.start), seed, f"seed-{seed}") for seed in (1, 2, 3)])
     assert len(begun) == 1
+
+
+def test_of_two_runs_at_once_the_error_that_ended_them_is_told(one_run, monkeypatch):
+    """The other is asked to end, and is the first in order: what it raises is no answer."""
+    bench, adam, _ = one_run
+    bench.jobs, asked = 2, threading.Event()
+
+    class Dying:
+        def __init__(self, command, **_):
+            self.dies = "seed-2" in str(command)
+
+        def terminate(self):
+            asked.set()
+
+        def wait(self):
+            if self.dies:
+                return 137
+            assert asked.wait(20)
+            return 130
+
+    monkeypatch.setattr(subprocess, "Popen", Dying)
+    with pytest.raises(UserError, match="seed-2: training ended with status 137"):
+        bench.run_all([(adam, dict(adam.start), seed, f"seed-{seed}") for seed in (1, 2, 3)])
 
 
 def test_the_time_left_is_told_by_the_runs_of_this_process():

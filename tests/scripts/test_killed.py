@@ -62,15 +62,17 @@ def killed_settings(tmp_path, out: str, accumulation: int = 1):
 def at_random():
     seed = random.randrange(1000)
     choice = random.Random(seed)
-    return [("step", choice.randint(1, 12)), ("checkpoint", choice.randint(1, 10))]
+    return [("step", choice.randint(1, 12)), ("checkpoint", choice.randint(1, 15))]
 
 
 @pytest.mark.parametrize(
     ("accumulation", "moments"),
     [
-        pytest.param(1, [("step", 3), ("checkpoint", 10)], id="decided in step 9, whose checkpoint is not whole"),
-        pytest.param(2, [("checkpoint", 7)], id="decided in step 10, update 5, whose checkpoint is not whole"),
-        pytest.param(1, [("checkpoint", 13)], id="in the second description of step 10, which tells of the epoch"),
+        pytest.param(1, [("step", 3), ("checkpoint", 12)], id="decided in step 9, whose checkpoint is not whole"),
+        pytest.param(2, [("checkpoint", 9)], id="decided in step 10, update 5, whose checkpoint is not whole"),
+        pytest.param(1, [("checkpoint", 10)], id="in the second description of step 8, which tells of its evaluation"),
+        pytest.param(1, [("evaluation", 2)], id="in the evaluation of step 8"),
+        pytest.param(1, [("checkpoint", 15)], id="in the second description of step 10, which tells of the epoch"),
         pytest.param(1, [("evaluation", 3), ("checkpoint", 1)], id="in the epoch's evaluation, and when that is added"),
         pytest.param(1, at_random(), id="at random"),
     ],

@@ -6,6 +6,7 @@ import pytest
 from mindspore import Tensor, nn
 
 from tests.networks import Mixed, Mlp, batch, images, make, squared_error, values
+from thor import moving
 
 
 def test_a_non_finite_step_is_skipped_whole_counted_and_reported(caplog):
@@ -195,4 +196,15 @@ def test_the_error_after_too_many_bad_steps_leaves_them_finite_too():
     x, y = images()
     with pytest.raises(FloatingPointError):
         step(x * np.nan, y)
+    assert all(np.isfinite(value).all() for value in values(net).values())
+
+
+def test_a_copy_that_is_due_in_the_middle_of_a_bad_step_is_not_of_what_is_bad(monkeypatch):
+    """The second of three micro-batches is bad, and the third is when copies are made."""
+    monkeypatch.setattr(moving, "EVERY", 5)
+    net = Mixed()
+    _, step = make(net, accumulate=3)
+    x, y = images()
+    for bad in (False, False, False, True, False, False):  # copies before the first and the sixth
+        step(x * np.nan if bad else x, y)
     assert all(np.isfinite(value).all() for value in values(net).values())

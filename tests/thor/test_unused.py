@@ -61,6 +61,32 @@ def test_once_it_is_called_its_factors_are_adopted():
     assert np.trace(a) > 1.0 and np.trace(g) > 0.0
 
 
+def test_it_stops_with_the_last_of_the_others_so_that_curvature_steps_end():
+    net, (x, y) = Borrowed(), data()
+    optimizer, step = make(net, lr=0.0, refresh=thor.TraceRule(update=0.1, stop=0.05))
+    for _ in range(3):
+        step(x, y)
+    assert {layer.status for layer in optimizer.layers} == {"stopped"}
+    assert not optimizer.gathers_now
+
+
+def test_a_layer_that_is_called_no_more_keeps_its_last_inverse():
+    """Its factors fade to nothing, and inverses of nothing would divide by the damping."""
+    net, (x, y) = Borrowed(), data()
+    net.calls_head = True
+    optimizer, step = make(net, damping=1e-3, factor_decay=0.5)
+    step(x, y)
+    net.calls_head = False
+    for _ in range(12):
+        step(x, y)
+    head = next(layer for layer in optimizer.layers if layer.name == "head")
+    assert 1 < head.refreshes < 8
+    last = optimizer.inverses("head")
+    step(x, y)
+    for now, before in zip(optimizer.inverses("head"), last, strict=True):
+        np.testing.assert_array_equal(now, before)
+
+
 def test_multihead_attention_is_trained_whatever_its_own_layers_are_used_for():
     attention = nn.MultiheadAttention(8, 2, batch_first=True)
 
