@@ -30,6 +30,7 @@ import thor
 from first_order.checks import number
 from models.autoencoder import autoencoder
 from models.bert import bert_tiny
+from models.cross_entropy import CrossEntropy
 from models.lenet import lenet5
 from models.resnet import resnet50
 from models.resnet_cifar import resnet8, resnet20
@@ -67,14 +68,14 @@ def network(name: str, batch: int | None = None) -> tuple[nn.Cell, Callable[...,
         at = np.stack([rng.choice(TOKENS, HIDDEN, replace=False) for _ in range(count)]).astype(np.int32)
         labels = Tensor(rng.integers(0, WORDS, count * HIDDEN).astype(np.int32))
         net = bert_tiny(vocab_size=WORDS, max_positions=TOKENS, dropout=0.0)
-        return net, nn.CrossEntropyLoss(), (Tensor(ids), Tensor(at), labels)
+        return net, CrossEntropy(), (Tensor(ids), Tensor(at), labels)
     if name == "autoencoder":
         image = Tensor(rng.random((batch or 1000, 784), np.float32))
         return autoencoder(), reconstruction, (image, image)
     make, classes, shape = CLASSIFIERS[name]
     shape = (batch or shape[0], *shape[1:])
     labels = Tensor(rng.integers(0, classes, shape[0]).astype(np.int32))
-    return make(), nn.CrossEntropyLoss(), (Tensor(rng.standard_normal(shape, np.float32)), labels)
+    return make(), CrossEntropy(), (Tensor(rng.standard_normal(shape, np.float32)), labels)
 
 
 def first_order_step(

@@ -12,6 +12,7 @@ import mindspore as ms
 from mindspore import Tensor, nn, ops
 
 import models
+from models.cross_entropy import CrossEntropy
 from scripts.errors import UserError
 from scripts.settings import TrainSettings
 
@@ -71,7 +72,8 @@ def _check_objective(settings: TrainSettings, predicts_next: bool) -> None:
 def build_loss(settings: TrainSettings) -> nn.Cell:
     """The loss of outputs and targets, a mean over the batch."""
     if settings.loss == "cross_entropy":
-        return nn.CrossEntropyLoss(label_smoothing=settings.label_smoothing)
+        smoothing = settings.label_smoothing
+        return nn.CrossEntropyLoss(label_smoothing=smoothing) if smoothing else CrossEntropy()
     return SumOfSquares() if settings.loss == "squared_error" else PixelCrossEntropy()
 
 
