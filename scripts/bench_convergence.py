@@ -45,6 +45,7 @@ from scripts.training import CONFIG  # noqa: E402
 TRAIN = Path(__file__).resolve().with_name("train.py")
 TUNING_SEED = 0
 TRIALS = "trials.jsonl"
+FAILED = "failed.txt"  # in the folder of a run that broke down
 
 
 Run = tuple[Contender, dict[str, Any], int, str]  # with which values and seed, and its folder's name
@@ -90,7 +91,7 @@ class Bench:
         settings = validate({**configured, "out": str(folder), "keep": 1})
         _check_same(folder, settings)
         found = results.read_outcome(folder, contender.name, seed, self.task.metric)
-        if found is not None or (folder / "failed.txt").is_file():
+        if found is not None or (folder / FAILED).is_file():
             self.pace.found()
             return found
         if self.ended.is_set():
@@ -120,7 +121,7 @@ class Bench:
                 self.error = self.error or told
                 self.end()  # else the next run, and one beside it, would train to their ends before this is told
                 raise told
-            (folder / "failed.txt").write_text(words[0] + "\n")
+            (folder / FAILED).write_text(words[0] + "\n")
         shown = "broke down" if found is None else f"{self.task.metric} {results.best(self.task, found):.5g}"
         text = f"{self.task.name} {contender.name} {name}: {shown}, {self.pace.trained(time.monotonic() - start)}"
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
@@ -197,7 +198,7 @@ class Bench:
             for seed in seeds:
                 folder = self.folder / name / f"seed-{seed}"
                 outcome = results.read_outcome(folder, name, seed, self.task.metric)
-                broken[name] += outcome is None and (folder / "failed.txt").is_file()
+                broken[name] += outcome is None and (folder / FAILED).is_file()
                 if outcome is not None:
                     found.append(outcome)
                     if not self.task.contender(name).second_order:  # whose share of it is searched

@@ -36,6 +36,7 @@ from models.resnet import resnet50
 from models.resnet_cifar import resnet8, resnet20
 from scripts.arguments import count, file_to_write
 from scripts.mean_over_ranks import mean_over_ranks
+from scripts.memory import peak_memory as own_peak
 from scripts.whole import write_whole
 from thor.compiled import over
 from thor.options import GATHERS_PER_INTERVAL
@@ -216,8 +217,7 @@ def run_for_peak(name: str, which: str, size: int | None, options: dict[str, Any
         for phase in phases.phases().values():
             timed(phase, phases.batch)
             timed(phase, phases.batch)
-    status = Path("/proc/self/status").read_text(encoding="ascii")  # getrusage would answer with the parent's peak
-    print("PEAK", int(status.split("VmHWM:")[1].split()[0]) * 1024)
+    print("PEAK", own_peak())
 
 
 def report(name: str, result: dict[str, Any]) -> None:

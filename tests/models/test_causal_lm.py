@@ -10,12 +10,7 @@ SMALL = {"vocab_size": 50, "hidden_size": 8, "heads": 2, "max_positions": 16, "t
 IDS = np.random.default_rng(0).integers(5, 50, (3, 7)).astype(np.int32)
 
 
-@pytest.fixture(params=[ms.GRAPH_MODE, ms.PYNATIVE_MODE], ids=["graph", "pynative"], autouse=True)
-def mode(request):
-    before = ms.get_context("mode")
-    ms.set_context(mode=request.param)
-    yield
-    ms.set_context(mode=before)
+pytestmark = pytest.mark.usefixtures("each_mode")
 
 
 def test_no_token_sees_a_later_one():

@@ -6,6 +6,8 @@ from scipy.special import log_softmax
 
 from models.cross_entropy import IGNORED, CrossEntropy
 
+pytestmark = pytest.mark.usefixtures("each_mode")
+
 N, C = 7, 11
 
 
@@ -14,14 +16,6 @@ def data(dtype=np.float32, scale=1.0):
     labels = rng.integers(0, C, N).astype(np.int32)
     labels[[1, 4]] = IGNORED
     return Tensor((scale * rng.standard_normal((N, C))).astype(dtype)), Tensor(labels)
-
-
-@pytest.fixture(params=[ms.GRAPH_MODE, ms.PYNATIVE_MODE], ids=["graph", "pynative"], autouse=True)
-def mode(request):
-    before = ms.get_context("mode")
-    ms.set_context(mode=request.param)
-    yield
-    ms.set_context(mode=before)
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e4])
