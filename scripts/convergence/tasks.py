@@ -201,7 +201,7 @@ LANGUAGE = Task(
             {"thor.learning_rate": (3e-3, 1e-2), "thor.damping": (0.015, 0.1), "epochs_share": [1.0]},
             {"thor.learning_rate": 5e-3, "thor.damping": 0.03, "epochs_share": 1.0},
             {"thor.inner": "adam", "thor.norms": True, "thor.factor_interval": 2, "thor.factor_decay": 0.8,
-             "thor.schedule": {"shape": "polynomial", "power": 2.0, "warmup_epochs": 1 / 6},  # ten steps
+             "thor.schedule": {"shape": "polynomial", "power": 2.0, "warmup_epochs": 1 / 3},  # twenty steps
              "thor.interval": {"start": 1, "end": 10, "factor": 1.1}},
             _rules(20, 20, update=0.01, stop=0.001),
         ),
