@@ -61,7 +61,13 @@ def reconstruction(output: Tensor, image: Tensor) -> Tensor:
 
 
 def network(name: str, batch: int | None = None) -> tuple[nn.Cell, Callable[..., Tensor], tuple[Tensor, ...]]:
-    """Network, loss and one batch, of so many examples."""
+    """Network, ready to train, loss and one batch, of so many examples."""
+    net, loss_fn, inputs = _network(name, batch)
+    net.set_train()  # TrainStep does so: a baseline that only evaluates has another, faster BatchNorm
+    return net, loss_fn, inputs
+
+
+def _network(name: str, batch: int | None) -> tuple[nn.Cell, Callable[..., Tensor], tuple[Tensor, ...]]:
     rng = np.random.default_rng(0)
     if name == "bert":
         count = batch or 16
