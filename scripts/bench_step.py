@@ -3,7 +3,8 @@
     python scripts/bench_step.py [--network resnet20 lenet autoencoder bert] [--rounds 15] [--out bench.json]
 
 Two baselines: *Momentum* is ``nn.Momentum`` in the same kind of compiled step as THOR's (with the finite check, whose
-branch makes it faster on a CPU); *TrainOneStepCell* is MindSpore's own step. Ratios are to the first, the faster one.
+branch makes it faster on a CPU); *TrainOneStepCell* is MindSpore's own step. Ratios are to the first, the faster one,
+round by round, and their median over the rounds counts.
 *Amortised* is the mean step when every ``--interval`` refreshes all layers and gathers factors ten times.
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import subprocess
 import sys
 import time
@@ -44,6 +46,7 @@ from thor.parameters import write
 from thor.update import half_square
 
 NEVER = 2**31 - 1
+SPIN_UP = 2  # rounds that compile and warm up
 CLASSIFIERS: dict[str, tuple[Callable[[], nn.Cell], int, tuple[int, int, int, int]]] = {
     "lenet": (lenet5, 10, (128, 1, 28, 28)),
     "resnet8": (resnet8, 10, (128, 3, 32, 32)),
@@ -171,29 +174,41 @@ def timed(step: Callable[..., Tensor], batch: tuple[Tensor, ...]) -> float:
 
 
 def measure(name: str, rounds: int, size: int | None, own: bool, options: dict[str, Any]) -> dict[str, Any]:
-    """Median milliseconds of each phase over interleaved rounds, and ratios to Momentum."""
+    """Milliseconds of each phase over interleaved rounds, in an order drawn anew for each, and ratios to Momentum."""
     net, loss_fn, batch = network(name, size)
     thor.device.fast_convolutions(net)
     phases = ThorPhases(name, size, **options)
-    steps = phases.phases() | {"Momentum": first_order_step(net, loss_fn)}  # they take turns in this order
+    steps = phases.phases() | {"Momentum": first_order_step(net, loss_fn)}  # compiled in this order
     if own:
         other, _, _ = network(name, size)
         thor.device.fast_convolutions(other)
         steps["TrainOneStepCell"] = own_step(other, loss_fn)
     times: dict[str, list[float]] = {phase: [] for phase in PHASES if phase in steps}
-    for index in range(rounds + 2):
-        for phase, step in steps.items():
-            seconds = timed(step, batch)
-            if index >= 2:  # compilation and warm-up
+    rng = random.Random(0)
+    for index in range(rounds + SPIN_UP):
+        order = list(steps) if index < SPIN_UP else rng.sample(list(steps), len(steps))
+        for phase in order:
+            seconds = timed(steps[phase], batch)
+            if index >= SPIN_UP:
                 times[phase].append(seconds * 1e3)
-    median = {phase: float(np.median(times[phase])) for phase in times}
-    spread = {phase: [float(q) for q in np.percentile(times[phase], (25, 75))] for phase in times}
-    ratio = {phase: median[phase] / median["Momentum"] for phase in times}
-    return {"ms": median, "quartiles": spread, "ratio": ratio, "state_bytes": phases.optimizer.memory()["total"]}
+    return summary(times) | {"state_bytes": phases.optimizer.memory()["total"]}
+
+
+def summary(times: dict[str, list[float]]) -> dict[str, Any]:
+    """Medians and quartiles of each phase's milliseconds; and its ratio, the median of each round's to Momentum's.
+
+    A machine that is slow for some seconds is slow for a whole round, so the rounds' ratios scatter less than times.
+    """
+    baseline = np.array(times["Momentum"])
+    return {
+        "ms": {phase: float(np.median(each)) for phase, each in times.items()},
+        "quartiles": {phase: [float(q) for q in np.percentile(each, (25, 75))] for phase, each in times.items()},
+        "ratio": {phase: float(np.median(np.array(each) / baseline)) for phase, each in times.items()},
+    }
 
 
 def amortised(times: dict[str, float], interval: int) -> float:
-    """The mean step over an interval, of which one step refreshes and ten gather factors."""
+    """The mean step over an interval, of which one step refreshes and ten gather factors; in what ``times`` are in."""
     gathers = min(interval, GATHERS_PER_INTERVAL)
     curvature = (gathers - 1) * times["curvature"] + times["refresh"]
     return (curvature + (interval - gathers) * times["plain"]) / interval
@@ -232,9 +247,9 @@ def report(name: str, result: dict[str, Any]) -> None:
     for phase, median in result["ms"].items():
         low, high = result["quartiles"][phase]
         print(f"  {phase:18} {median:9.1f} ms  [{low:.1f}, {high:.1f}]  {result['ratio'][phase]:.2f} x")
-    for interval, mean in result["amortised"].items():
+    for interval, ratio in result["amortised"].items():
         label = f"amortised, {interval}"
-        print(f"  {label:18} {mean:9.1f} ms  {mean / result['ms']['Momentum']:.3f} x", flush=True)
+        print(f"  {label:18} {ratio * result['ms']['Momentum']:9.1f} ms  {ratio:.3f} x", flush=True)
 
 
 def report_peaks(peaks: dict[str, int]) -> None:
@@ -272,7 +287,7 @@ def main() -> None:
     results = {}
     for name in arguments.network:
         result = measure(name, arguments.rounds, arguments.batch, not arguments.without_own, options)
-        result["amortised"] = {str(each): amortised(result["ms"], each) for each in arguments.interval}
+        result["amortised"] = {str(each): amortised(result["ratio"], each) for each in arguments.interval}
         report(name, result)
         if not arguments.no_memory:
             about = (arguments.batch, options)

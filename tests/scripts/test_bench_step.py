@@ -18,6 +18,14 @@ def test_the_mean_step_of_an_interval_has_one_refresh_and_ten_gatherings():
     assert bench_step.amortised(TIMES, 4) == pytest.approx((30 + 3 * 20) / 4)  # each step gathers
 
 
+def test_a_ratio_is_of_steps_of_one_round():
+    """The second round on a machine half as fast, the third with one slow step: medians of times say 20 / 10."""
+    found = bench_step.summary({"Momentum": [10.0, 20.0, 8.0], "plain": [11.0, 22.0, 20.0]})
+    assert found["ms"] == {"Momentum": 10.0, "plain": 20.0}
+    assert found["ratio"] == {"Momentum": 1.0, "plain": pytest.approx(1.1)}
+    assert found["quartiles"]["plain"] == [15.5, 21.0]
+
+
 @pytest.mark.parametrize("name", bench_step.NETWORKS)
 def test_the_baseline_trains_as_the_other_does(name):
     """Evaluated, BatchNorm takes half of the time: Momentum's step of ResNet-20 was 4 % too short for that."""
@@ -49,7 +57,7 @@ def test_an_interrupt_loses_the_network_under_way_only(monkeypatch, tmp_path, ca
     assert "plain                   11.0 ms  [10.0, 12.0]  1.10 x" in capsys.readouterr().out
     found = json.loads(out.read_text())
     assert list(found) == ["lenet"]
-    assert found["lenet"]["amortised"]["100"] == pytest.approx(12.0)
+    assert found["lenet"]["amortised"]["100"] == pytest.approx(1.2)
 
 
 def test_the_process_whose_memory_is_measured_has_the_options_of_the_one_that_is_timed(monkeypatch, context):
@@ -62,7 +70,7 @@ def test_the_process_whose_memory_is_measured_has_the_options_of_the_one_that_is
 
     def measure(name, rounds, size, own, options):
         timed.append((name, size, options))
-        return {"ms": TIMES, "quartiles": {}, "ratio": {}, "state_bytes": 0}
+        return {"ms": TIMES, "quartiles": {}, "ratio": TIMES, "state_bytes": 0}
 
     monkeypatch.setattr(bench_step.subprocess, "run", in_a_process_of_its_own)
     monkeypatch.setattr(bench_step, "run_for_peak", lambda name, which, *about: asked.append((which, (name, *about))))
