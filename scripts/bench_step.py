@@ -55,7 +55,8 @@ CLASSIFIERS: dict[str, tuple[Callable[[], nn.Cell], int, tuple[int, int, int, in
 }
 WORDS, TOKENS, HIDDEN = 8000, 128, 19  # of BERT: vocabulary, length of a sequence, hidden words in each
 NETWORKS = ("autoencoder", "bert", *CLASSIFIERS)
-PHASES = ("Momentum", "TrainOneStepCell", "plain", "curvature", "refresh")
+OWN = "TrainOneStepCell"
+PHASES = ("Momentum", OWN, "plain", "curvature", "refresh")  # as they are told
 
 
 def reconstruction(output: Tensor, image: Tensor) -> Tensor:
@@ -174,24 +175,33 @@ def timed(step: Callable[..., Tensor], batch: tuple[Tensor, ...]) -> float:
 
 
 def measure(name: str, rounds: int, size: int | None, own: bool, options: dict[str, Any]) -> dict[str, Any]:
-    """Milliseconds of each phase over interleaved rounds, in an order drawn anew for each, and ratios to Momentum."""
+    """Milliseconds of each phase over interleaved rounds, and ratios to Momentum."""
     net, loss_fn, batch = network(name, size)
     thor.device.fast_convolutions(net)
     phases = ThorPhases(name, size, **options)
-    steps = phases.phases() | {"Momentum": first_order_step(net, loss_fn)}  # compiled in this order
-    if own:
+    momentum = first_order_step(net, loss_fn)
+    found = summary(take_turns(phases.phases() | {"Momentum": momentum}, batch, rounds))
+    if own:  # in turns apart: its threads go on spinning beside the step after it
         other, _, _ = network(name, size)
         thor.device.fast_convolutions(other)
-        steps["TrainOneStepCell"] = own_step(other, loss_fn)
-    times: dict[str, list[float]] = {phase: [] for phase in PHASES if phase in steps}
+        apart = summary(take_turns({"Momentum": momentum, OWN: own_step(other, loss_fn)}, batch, rounds))
+        for what, of_phases in found.items():
+            of_phases[OWN] = apart[what][OWN]
+    return found | {"state_bytes": phases.optimizer.memory()["total"]}
+
+
+def take_turns(
+    steps: dict[str, Callable[..., Tensor]], batch: tuple[Tensor, ...], rounds: int
+) -> dict[str, list[float]]:
+    """Milliseconds of each, in rounds with an order drawn anew; what is compiled is compiled in the order given."""
+    times: dict[str, list[float]] = {phase: [] for phase in steps}
     rng = random.Random(0)
     for index in range(rounds + SPIN_UP):
-        order = list(steps) if index < SPIN_UP else rng.sample(list(steps), len(steps))
-        for phase in order:
+        for phase in steps if index < SPIN_UP else rng.sample(list(steps), len(steps)):
             seconds = timed(steps[phase], batch)
             if index >= SPIN_UP:
                 times[phase].append(seconds * 1e3)
-    return summary(times) | {"state_bytes": phases.optimizer.memory()["total"]}
+    return times
 
 
 def summary(times: dict[str, list[float]]) -> dict[str, Any]:
@@ -244,7 +254,8 @@ def run_for_peak(name: str, which: str, size: int | None, options: dict[str, Any
 def report(name: str, result: dict[str, Any]) -> None:
     """The times of one network, as they are known."""
     print(f"{name}: curvature state {result['state_bytes'] / 2**20:.1f} MiB")
-    for phase, median in result["ms"].items():
+    for phase in (each for each in PHASES if each in result["ms"]):
+        median = result["ms"][phase]
         low, high = result["quartiles"][phase]
         print(f"  {phase:18} {median:9.1f} ms  [{low:.1f}, {high:.1f}]  {result['ratio'][phase]:.2f} x")
     for interval, ratio in result["amortised"].items():
