@@ -11,6 +11,8 @@ from types import FrameType
 STOP_FILE = "stop"
 STOPPED_FILE = "stopped"  # what becomes of it in the end
 
+CLOCK = 0.05  # seconds that a file's time may lag behind time.time(): a file system's clock is coarser
+
 
 class Interrupt:
     """Whether somebody has asked the run to end; of a job's ranks, the first one `leads` and tidies up.
@@ -25,7 +27,7 @@ class Interrupt:
         self._file = folder / STOP_FILE
         if leads:
             with suppress(FileNotFoundError):
-                if self._file.stat().st_mtime < began:
+                if self._file.stat().st_mtime < began - CLOCK:
                     self._file.unlink()
             (folder / STOPPED_FILE).unlink(missing_ok=True)
 
