@@ -29,7 +29,7 @@ from rich.table import Table
 
 import thor
 from scripts.arguments import count, file_to_write
-from scripts.bench_step import NETWORKS, ThorPhases, first_order_step, network
+from scripts.bench_step import NETWORKS, SPIN_UP, ThorPhases, first_order_step, network
 from scripts.whole import write_whole
 
 #: kinds of kernels, by words in their types; the first match counts
@@ -41,7 +41,6 @@ KINDS = {
     "optimizer": ("ApplyMomentum", "Assign"),
 }  # fmt: skip
 OTHER = "other"  # entries one by one, and sums of them
-SPIN_UP = 2  # steps before the profiler looks
 
 
 def kind_of(kernel: str) -> str:

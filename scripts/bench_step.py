@@ -46,7 +46,7 @@ from thor.parameters import write
 from thor.update import half_square
 
 NEVER = 2**31 - 1
-SPIN_UP = 2  # rounds that compile and warm up
+SPIN_UP = 2  # steps of each kind that compile and warm up
 CLASSIFIERS: dict[str, tuple[Callable[[], nn.Cell], int, tuple[int, int, int, int]]] = {
     "lenet": (lenet5, 10, (128, 1, 28, 28)),
     "resnet8": (resnet8, 10, (128, 3, 32, 32)),

@@ -10,8 +10,7 @@ from types import FrameType
 
 STOP_FILE = "stop"
 STOPPED_FILE = "stopped"  # what becomes of it in the end
-
-CLOCK = 0.05  # seconds that a file's time may lag behind time.time(): a file system's clock is coarser
+CLOCK = 0.05  # seconds that a file's time may lag behind time.time(): it has the kernel's last tick, up to 10 ms ago
 
 
 class Interrupt:
