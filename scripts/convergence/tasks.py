@@ -139,10 +139,10 @@ _CLASSIFIER = {
 
 
 def _residual(
-    batch: int, rate: float, thor_rate: float, stop_from: int, norm_momentum: float,
+    batch: int, rate: float, thor_rate: float, norm_momentum: float, rules: Mapping[str, Mapping[str, Any]],
     thor_space: Space, thor_start: Mapping[str, Any], thor_fixed: Mapping[str, Any],
 ) -> Task:  # fmt: skip
-    """ResNet-8 at a batch, its rates scaled; THOR_stop's rule is tested from step ``stop_from`` on.
+    """ResNet-8 at a batch, its rates scaled.
 
     ``thor_space``, ``thor_start`` and ``thor_fixed`` are THOR's at this batch, beside or in place of those below.
     """
@@ -160,7 +160,7 @@ def _residual(
                  "thor.clip": (1e-3, 1e-2), **thor_space},
                 {"thor.learning_rate": 0.05 * thor_rate, **thor_start},
                 {"thor.factor_share": 0.5, "thor.weight_decay": 5e-4, **thor_fixed},
-                _rules(0, stop_from),
+                rules,
             ),
         ),
     )  # fmt: skip
@@ -168,7 +168,7 @@ def _residual(
 
 # Rates that fall early: of a high one nothing shows in the accuracy before it has fallen.
 RESIDUAL = _residual(
-    128, rate=1.0, thor_rate=1.0, stop_from=20, norm_momentum=0.9,
+    128, rate=1.0, thor_rate=1.0, norm_momentum=0.9, rules=_rules(0, 20, update=0.1, stop=0.02),
     thor_space={"epochs_share": [0.4, 0.5], "thor.momentum": [0.8, 0.9]},
     thor_start={"thor.damping": 3e-4, "thor.clip": 3e-3, "epochs_share": 0.5, "thor.momentum": 0.8},
     thor_fixed={"thor.schedule": {"shape": "polynomial", "power": 2.0}, "thor.factor_interval": 5,
@@ -177,7 +177,7 @@ RESIDUAL = _residual(
 # With 9 steps an epoch, averages over ten batches are of weights long gone: here they are shorter, for all optimizers;
 # so is the memory of THOR's factors, and every step may refresh the inverses.
 RESIDUAL_LARGE = _residual(
-    1024, rate=4.0, thor_rate=4.0, stop_from=18, norm_momentum=0.6,
+    1024, rate=4.0, thor_rate=4.0, norm_momentum=0.6, rules=_rules(0, 9, update=0.07, stop=0.01),
     thor_space={"thor.damping": (3e-5, 1e-3), "epochs_share": [0.4, 0.5], "thor.factor_decay": [0.5, 0.7],
                 "thor.momentum": [0.8, 0.9]},
     thor_start={"thor.damping": 1e-4, "thor.clip": 2e-3, "epochs_share": 0.4, "thor.factor_decay": 0.5,
