@@ -41,6 +41,8 @@ _STACK = 256 * 2**20
 #: oneDNN instruction-set caps under which the native convolution is the fast AVX2 one.
 _CAPS_BELOW_AVX512 = {"SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2"}
 _CAP_VARIABLES = ("DNNL_MAX_CPU_ISA", "ONEDNN_MAX_CPU_ISA")
+#: MindSpore's cache of compiled graphs, found again by source files and order alone (docs/speed.md).
+CACHE_VARIABLE = "MS_COMPILER_CACHE_ENABLE"
 _AVX512_BIT = 0x20  # of dnnl_cpu_isa_t, in every set from avx512_core on
 
 
@@ -182,3 +184,18 @@ def fast_convolutions(net: ms.nn.Cell) -> int:
     from thor.convolution import use_patches  # device.py sits at the bottom of the import order
 
     return use_patches(net) if convolution_path() == "patches" else 0
+
+
+def caches_graphs() -> bool:
+    """Whether MindSpore is to keep compiled graphs from one process for the next."""
+    return os.environ.get(CACHE_VARIABLE) == "1" or bool(ms.get_context("enable_compile_cache"))
+
+
+def warn_of_cached_graphs() -> None:
+    """A kept graph is taken for another network's without a word, and its numbers are wrong."""
+    if caches_graphs():
+        warnings.warn(
+            f"MindSpore's compile cache is on ({CACHE_VARIABLE}, or enable_compile_cache of its context): it finds "
+            f"graphs by source files and the order of compiling, and may train with another network's; turn it off",
+            stacklevel=3,
+        )

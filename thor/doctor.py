@@ -152,6 +152,14 @@ def instruction_set(flags: Sequence[str] | None, convolutions: str) -> Finding:
     return Finding("cpu", "warn", "no AVX2: oneDNN falls back to slow kernels", "train on another machine")
 
 
+def cached_graphs(cached: bool) -> Finding:
+    """MindSpore's cache of compiled graphs, which takes one network's graph for another's."""
+    if not cached:
+        return Finding("compile cache", "ok", "off")
+    cure = "unset MS_COMPILER_CACHE_ENABLE: graphs are found by source files and order, and numbers may be wrong"
+    return Finding("compile cache", "warn", "on", cure)
+
+
 def shared_folder(path: str, error: str | None) -> Finding:
     """Whether the folder that all hosts share can be written to."""
     if error is None:

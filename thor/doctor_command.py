@@ -65,6 +65,7 @@ def examine(wanted: str, ports: Sequence[int], shared: Path | None, others: Sequ
     tools = {name: shutil.which(name) for name in TOOLS}
     yield doctor.device(wanted, device.present(), tools, os.environ)
     yield doctor.instruction_set(cpu_flags(), device.convolution_path())
+    yield doctor.cached_graphs(device.caches_graphs())
     yield doctor.memory(available_memory())
     folder = shared or Path.cwd()
     if folder.is_dir():

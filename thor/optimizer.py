@@ -100,6 +100,7 @@ class THOR(nn.Cell):
         )  # fmt: skip
         self._scale_rule: scales.DynamicLossScale | None
         scale, self._scale_rule = scales.read(loss_scale)
+        device.warn_of_cached_graphs()
         self._inverter = Inverter(device.inverse_method(inverse))
         moving = inner_optimizer(net, inner, learning_rate, momentum, self.options, params)
         self.inner, self._rate, self.decays = moving

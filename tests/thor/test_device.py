@@ -212,3 +212,15 @@ def test_a_network_made_fast_first_is_captured_and_detached_to_its_beginning(mon
 
 def test_the_current_target_is_mindspores():
     assert device.current() == ms.get_context("device_target")
+
+
+@pytest.mark.parametrize("by", ["variable", "context"])
+def test_a_cache_of_compiled_graphs_is_warned_of(by, monkeypatch):
+    monkeypatch.delenv(device.CACHE_VARIABLE, raising=False)
+    assert not device.caches_graphs()
+    if by == "variable":
+        monkeypatch.setenv(device.CACHE_VARIABLE, "1")
+    else:
+        monkeypatch.setattr(device.ms, "get_context", lambda name: name == "enable_compile_cache")
+    with pytest.warns(UserWarning, match="compile cache is on .*turn it off"):
+        thor.THOR(nn.Dense(3, 2), 0.1, 0.03)

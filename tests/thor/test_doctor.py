@@ -72,6 +72,11 @@ def test_instruction_sets(flags, convolutions, level):
     assert doctor.instruction_set(flags, convolutions).level == level
 
 
+def test_a_cache_of_compiled_graphs_is_warned_of():
+    assert doctor.cached_graphs(False).level == "ok" and "unset" in doctor.cached_graphs(True).cure
+    assert doctor.cached_graphs(True).level == "warn"
+
+
 @pytest.mark.parametrize(("skew", "level"), [(0.0, "ok"), (-1.9, "ok"), (30.0, "warn"), (-90.0, "fail")])
 def test_clocks(skew, level):
     finding = doctor.clock(skew)
