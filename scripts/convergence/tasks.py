@@ -191,7 +191,7 @@ LANGUAGE = Task(
     {"network": "causal_lm", "network_options": {"dropout": 0.0, "max_positions": 64}, "batch_size": 128,
      "data": {"name": "text", "objective": "next", "length": 66, "vocabulary": 2000, "held_out": "persuasion",
               "train_size": 7680, "test_size": 480},
-     "decay_all": False, "eval_every_steps": 12},
+     "decay_all": False, "eval_every_steps": 6},
     (
         *_first_order({"momentum": (0.05, 0.2, 1.0), "adam": (1e-3, 3e-3, 6e-3), "adafactor": (5e-3, 2e-2, 0.1)},
                       [1e-4, 0.0]),
