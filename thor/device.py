@@ -41,9 +41,10 @@ _STACK = 256 * 2**20
 #: oneDNN instruction-set caps under which the native convolution is the fast AVX2 one.
 _CAPS_BELOW_AVX512 = {"SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2"}
 _CAP_VARIABLES = ("DNNL_MAX_CPU_ISA", "ONEDNN_MAX_CPU_ISA")
+_AVX512_BIT = 0x20  # of dnnl_cpu_isa_t, in every set from avx512_core on
+
 #: MindSpore's cache of compiled graphs, found again by source files and order alone (docs/speed.md).
 CACHE_VARIABLE = "MS_COMPILER_CACHE_ENABLE"
-_AVX512_BIT = 0x20  # of dnnl_cpu_isa_t, in every set from avx512_core on
 
 
 def _is_present(target: str) -> bool:
