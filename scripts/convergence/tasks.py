@@ -178,7 +178,8 @@ RESIDUAL = _residual(
 # so is the memory of THOR's factors, and every step may refresh the inverses.
 RESIDUAL_LARGE = _residual(
     1024, rate=4.0, thor_rate=4.0, norm_momentum=0.6, rules=_rules(0, 9, update=0.07, stop=0.01),
-    thor_space={"thor.damping": (3e-5, 1e-3), "thor.factor_decay": [0.5, 0.7], "thor.momentum": [0.8, 0.9]},
+    thor_space={"thor.damping": (3e-5, 1e-3), "epochs_share": [0.4], "thor.factor_decay": [0.5, 0.7],
+                "thor.momentum": [0.8, 0.9]},
     thor_start={"thor.damping": 1e-4, "thor.clip": 2e-3, "epochs_share": 0.4, "thor.factor_decay": 0.5},
     thor_fixed={"thor.interval": 1, "thor.factor_interval": 1},
 )  # fmt: skip
