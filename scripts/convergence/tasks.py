@@ -175,7 +175,8 @@ RESIDUAL = _residual(
     thor_fixed={"thor.interval": {"start": 5, "end": _TRAIN // 128, "factor": 1.3}, "thor.factor_interval": 5},
 )  # fmt: skip
 # With 9 steps an epoch, averages over ten batches are of weights long gone: here they are shorter, for all optimizers;
-# so is the memory of THOR's factors, and every step may refresh the inverses.
+# so is the memory of THOR's factors, and every step may refresh the inverses. A search for the best value would take as
+# many epochs as it is offered; four are enough for the target, and three are not.
 RESIDUAL_LARGE = _residual(
     1024, rate=4.0, thor_rate=4.0, norm_momentum=0.6, rules=_rules(0, 9, update=0.07, stop=0.01),
     thor_space={"thor.damping": (3e-5, 1e-3), "epochs_share": [0.4], "thor.factor_decay": [0.5, 0.7],
