@@ -7,8 +7,8 @@ For each task: every optimizer is tuned for its best value by a quasi-random sea
 trained with each seed: the same initial weights, batch order and convolution kernels. They take turns, seed by seed, so
 that a slow half hour of the machine meets all of them. The best first-order one sets the target, the mean over seeds of
 its best value. Each run is a folder of scripts/train.py, so a benchmark that Ctrl-C or SIGTERM ended goes on with the
-same command, in the middle of a run too. ``--jobs 2`` trains two at once, each with its share of the cores;
-on two cores it gained nothing. ``--report-only`` makes table and picture of what is there.
+same command, in the middle of a run too. ``--jobs 2`` trains two at once, each on cores of its own; let it tune, where
+only values count, end it, and go on with one at a time. ``--report-only`` makes table and picture of what is there.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from rich.console import Console  # noqa: E402
 
-from scripts.cluster.msrun import share_of_cores  # noqa: E402
 from scripts.config import differences, load_config, save_config, validate  # noqa: E402
 from scripts.convergence import picture, results, search  # noqa: E402
 from scripts.convergence.pace import Pace  # noqa: E402
 from scripts.convergence.results import NoTargetError, Outcome  # noqa: E402
 from scripts.convergence.tasks import TASKS, Contender, Task  # noqa: E402
+from scripts.cores import bind_to_next, cores_apart, share_of_cores  # noqa: E402
 from scripts.errors import INTERRUPTED, STOPPED, UserError, run_program  # noqa: E402
 from scripts.settings import TrainSettings  # noqa: E402
 from scripts.stopping import answering  # noqa: E402
@@ -69,6 +69,7 @@ class Bench:
     running: list[subprocess.Popen[bytes]] = field(default_factory=list)
     pace: Pace = field(default_factory=Pace)
     error: UserError | None = None  # the first one
+    share: dict[str, str] = field(default_factory=dict)  # of the cores, for a run's environment
 
     def end(self, *_: object) -> None:
         """Let no run begin, and ask those under way to end, which they do with a checkpoint."""
@@ -77,8 +78,9 @@ class Bench:
             process.terminate()
 
     def run_all(self, runs: Sequence[Run]) -> list[Outcome | None]:
-        """``jobs`` of them at once, each in its own process with its own share of the cores."""
-        with ThreadPoolExecutor(self.jobs) as pool:
+        """``jobs`` of them at once, each in its own process on its own cores."""
+        self.share = share_of_cores(self.jobs) if self.jobs > 1 else {}
+        with ThreadPoolExecutor(self.jobs, initializer=bind_to_next(cores_apart(self.jobs))) as pool:
             try:
                 return list(pool.map(lambda each: self.run(*each), runs))
             except (EndedEarlyError, UserError) as raised:  # of several runs the first in order, not in time
@@ -102,8 +104,7 @@ class Bench:
         start = time.monotonic()
         with folder.with_suffix(".log").open("a") as log:
             command = [sys.executable, str(TRAIN), "--config", str(path), "--resume", "auto"]
-            environment = os.environ | (share_of_cores(self.jobs) if self.jobs > 1 else {})
-            process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
+            process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=os.environ | self.share)
             self.running.append(process)
             if self.ended.is_set():  # since it was asked above
                 process.terminate()

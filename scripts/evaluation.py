@@ -49,6 +49,21 @@ class Scores:
         return other is None or (value < other if name == "error" else value > other)
 
 
+def places_of(scores: NDArray[Any], labels: NDArray[Any]) -> NDArray[np.int64]:
+    """How many classes stand before each example's own: those of higher score, and of equal ones the earlier.
+
+    Scores [N, C] and labels [N] to places [N]: 0 is ``argmax``'s, below 5 are hits among five, and from 5 on those of
+    equal score are not looked at. A score that is no number stands before all others; an own one gets the place C.
+    To compare takes a tenth of the time of sorting out the five highest, a third of an evaluation with 2000 words.
+    """
+    own = np.take_along_axis(scores, labels[:, None], axis=-1)
+    places = np.count_nonzero(~(scores <= own), axis=-1)
+    hits = np.flatnonzero(places < TOP)  # only of these, mostly few, is it asked which come before it at the same score
+    earlier = np.arange(scores.shape[-1]) < labels[hits, None]
+    places[hits] += np.count_nonzero((scores[hits] == own[hits]) & earlier, axis=-1)
+    return places
+
+
 class Evaluator:
     """Test loss, and accuracy (classification, predicted words) or squared error an image (reconstruction).
 
@@ -118,11 +133,11 @@ class Evaluator:
     def _classification(self, inputs: list[Any], labels: NDArray[Any], counted: NDArray[Any]) -> dict[str, float]:
         """Sums of loss, hits, and hits among the five highest scores."""
         outputs, loss = self._forward(*[Tensor(part) for part in inputs], Tensor(labels.astype(np.int32)))
-        scores, right = outputs.asnumpy()[counted], labels[counted]
-        sums = {"loss": float(loss.asnumpy()) * len(right), "accuracy": float(np.sum(scores.argmax(-1) == right))}
+        scores, right = outputs.asnumpy(), labels[counted]
+        places = places_of(scores if counted.all() else scores[counted], right)
+        sums = {"loss": float(loss.asnumpy()) * len(right), "accuracy": float(np.sum(places == 0))}
         if scores.shape[-1] > TOP:
-            highest = np.argpartition(scores, -TOP, axis=-1)[:, -TOP:]
-            sums["top5"] = float(np.sum(highest == right[:, None]))
+            sums["top5"] = float(np.sum(places < TOP))
         return sums
 
     def _reconstruction(self, images: NDArray[Any]) -> dict[str, float]:

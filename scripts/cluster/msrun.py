@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from scripts.cores import share_of_cores
 from scripts.errors import UserError
 
 LOCAL = "127.0.0.1"
@@ -91,18 +92,6 @@ class Job:
         limits = {name: str(self.timeout) for name in ("HCCL_CONNECT_TIMEOUT", "HCCL_EXEC_TIMEOUT")}
         own = {"PATH": os.pathsep.join(paths), "PYTHONPATH": os.pathsep.join(modules)}
         return {"GLOG_v": "3", **share_of_cores(self.devices), **limits, **base, **own}
-
-
-def share_of_cores(processes: int) -> dict[str, str]:
-    """The environment in which so many processes at once do not take each other's cores."""
-    return {"OMP_NUM_THREADS": str(max(1, own_cores() // processes))}
-
-
-def own_cores() -> int:
-    """Cores that this process may use: under Slurm or taskset not all that the host has."""
-    if hasattr(os, "sched_getaffinity"):  # on Linux
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def free_port() -> int:
