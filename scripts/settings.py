@@ -82,7 +82,7 @@ class Refresh(Settings):
         preset: A published rule; or give `update` and `stop`.
         update: A layer whose trace has changed by more than this share refreshes.
         stop: One whose trace has changed by less stops for good; 0 for never.
-        start: Step of the first candidate that is tested; all before it refresh.
+        start: Update of the first candidate that is tested; all before it refresh.
     """
 
     preset: Literal["thor", "thor_stop", "thor_nt"] | None = None
@@ -105,11 +105,11 @@ class Refresh(Settings):
 
 
 class Interval(Settings):
-    """Steps between two refreshes: from start to end, each about factor times the one before.
+    """Updates between two refreshes: from start to end, each about factor times the one before.
 
     Attributes:
-        start: Steps between the first two refreshes.
-        end: Steps between two refreshes at most.
+        start: Updates between the first two refreshes.
+        end: Updates between two refreshes at most.
         factor: How much longer each interval is than the one before, about.
     """
 
@@ -148,8 +148,8 @@ class ThorSettings(Settings):
         split: The paper's blocks, or with what they cut kept as a mean or as `rank` directions.
         rank: Directions that the split `block+rank` keeps.
         refresh: The trace rule.
-        interval: Steps between refreshes: a number, or start, end and factor.
-        factor_interval: Steps between curvature steps; None leaves it to the optimizer.
+        interval: Updates between refreshes: a number, or start, end and factor.
+        factor_interval: Updates between curvature steps; None leaves it to the optimizer.
         factor_share: Share of a batch's examples from which factors are gathered.
         factor_decay: Share of the past in the running average of the factors.
         inner: What moves the weights by the preconditioned gradients: Momentum, or Adam with beta1, beta2, epsilon and
