@@ -40,9 +40,18 @@ _FREE_FORM = "network_options"  # arguments of a network's factory, in which Non
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML in which 1e-3 is a number (YAML 1.1 wants 1.0e-3, and reads a text otherwise)."""
+    """YAML in which 1e-3 is a number (YAML 1.1 wants 1.0e-3, and reads a text otherwise), and each key is given once."""
 
     yaml_implicit_resolvers = {key: list(value) for key, value in yaml.SafeLoader.yaml_implicit_resolvers.items()}
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Refuse a key that stands there twice: of two blocks of one name YAML would keep the last, and say nothing."""
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and (key.tag, key.value) in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"{key.value} is given twice", key.start_mark)
+            seen.add((key.tag, str(key.value)))
+        return super().construct_mapping(node, deep)
 
 
 _Loader.add_implicit_resolver(
@@ -101,7 +110,8 @@ def _read_one(path: Path) -> dict[str, Any]:
         return {}
     if not isinstance(values, dict):
         raise UserError(f"{path}: must hold `key: value` lines")
-    return values
+    # a block whose lines are all comments is one that says nothing
+    return {key: value for key, value in values.items() if value is not None or _block([key]) is None}
 
 
 def parse_overrides(arguments: Sequence[str]) -> Iterator[tuple[str, Any]]:
@@ -173,7 +183,9 @@ def _assign(values: dict[str, Any], key: str, value: Any) -> None:
             part = key.removeprefix(f"{name}.")
             whole = f"--{name} '{{{part}: {value}, ...}}'"
             raise UserError(f"--{key}: {name} is {inner!r} here, and has no parts; give it whole: {whole}")
-        values = values.setdefault(parent, {}) if inner is None else inner
+        if inner is None:  # not there, or a block's name with nothing below it
+            inner = values[parent] = {}
+        values = inner
     values[last] = value
 
 

@@ -13,6 +13,7 @@ from scripts.mean_over_ranks import Across, mean_over_ranks
 from scripts.settings import TrainSettings
 from thor.compiled import over, scaled
 from thor.loss_scale import DynamicLossScale
+from thor.moving import MovingAverages
 from thor.update import dot, half_square
 
 Compiled = Callable[..., Any]
@@ -30,12 +31,15 @@ class FirstOrderStep:
     as in masked text, each rank has the same weight all the same.) With accumulation the sums are reduced, once an
     update; a micro-batch exchanges two numbers.
 
+    Where a gradient is not finite, neither weights move nor, in the end, normalisation's moving averages.
+
     `state` holds what a checkpoint must have besides network and optimizer: a dynamic loss scale.
     """
 
     def __init__(self, network: nn.Cell, loss: nn.Cell, optimizer: nn.Cell, settings: TrainSettings) -> None:
         self._every = settings.accumulation
         self._calls = 0
+        self._moving = MovingAverages(network)
         self.state = LossScale(None if settings.loss_scale != "dynamic" else DynamicLossScale())
         fixed = 1.0 if self.state.rule else float(settings.loss_scale)
         shapes = [weight.shape for weight in optimizer.parameters]
@@ -58,10 +62,13 @@ class FirstOrderStep:
     def __call__(self, *batch: Tensor) -> Tensor:
         """The batch's loss (inputs, and targets last); FloatingPointError where it or a gradient is not finite."""
         self._calls += 1
+        self._moving.before_step()
         if self.state.rule:
             batch = (Tensor(np.float32(self.state.value)), *batch)
         loss, square = self._steps[0](*batch)
         finite = bool(np.isfinite(square.asnumpy()))
+        if not finite:
+            self._moving.mend()
         if self.state.rule:
             finite = self.state.after(finite)
         if not finite:

@@ -26,6 +26,16 @@ def test_overrides_go_into_blocks():
     assert settings.data.flip is True
 
 
+def test_a_block_that_says_nothing_leaves_what_stands_below_it(tmp_path):
+    (tmp_path / "base.yaml").write_text("thor:\n  damping: 0.1\n")
+    path = tmp_path / "c.yaml"
+    path.write_text("base: base.yaml\nthor:\n  # damping: 0.2\ndata:\n")
+    assert load_config(path).thor.damping == 0.1
+    assert load_config(path, ["--thor.clip", "0.01"]).thor.clip == 0.01
+    own = ["--thor.damping_schedule", "null", "--thor.damping_schedule.final", "0.1"]
+    assert load_config(path, own).thor.damping_schedule.final == 0.1
+
+
 def test_short_forms():
     settings = load_config(None, ["--thor.refresh", "thor_nt", "--thor.interval", "50", "--thor.schedule", "linear"])
     assert settings.thor.refresh.preset == "thor_nt"
@@ -86,7 +96,15 @@ def test_several_errors_are_all_told():
     assert "seed = -1" in str(caught.value) and "epochs = 0" in str(caught.value)
 
 
-@pytest.mark.parametrize("text, message", [("a: [1", "not valid YAML"), ("- 1", "must hold `key: value` lines")])
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("a: [1", "not valid YAML"),
+        ("- 1", "must hold `key: value` lines"),
+        ("thor:\n  damping: 0.1\nepochs: 3\nthor:\n  clip: 0.01", "thor is given twice.*line 4"),
+        ("thor: {damping: 0.1, damping: 0.2}", "damping is given twice"),
+    ],
+)
 def test_bad_files(tmp_path, text, message):
     (tmp_path / "c.yaml").write_text(text)
     with pytest.raises(UserError, match=message):

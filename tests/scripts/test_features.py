@@ -258,6 +258,21 @@ def test_dynamic_loss_scale_skips_an_overflow_and_moves():
     assert moves == [(True, 2.0), (True, 4.0), (True, 2.0), (True, 1.0), (False, 1.0)]
 
 
+def test_an_overflow_does_not_stay_in_moving_averages():
+    net = nn.SequentialCell(nn.BatchNorm1d(2), nn.Dense(2, 1))
+    net.set_train()
+    optimizer = nn.Momentum(net.trainable_params(), 0.1, 0.0)
+    step = FirstOrderStep(net, nn.MSELoss(), optimizer, validate({"optimizer": "momentum", "loss_scale": "dynamic"}))
+    inputs, targets = np.array([[1.0, 2.0], [3.0, 5.0]], np.float32), ms.Tensor(np.ones((2, 1), np.float32))
+    step(ms.Tensor(inputs), targets)
+    step(ms.Tensor(np.full_like(inputs, np.inf)), targets)
+    assert step.state.value == 2.0**15
+    found = [net[0].moving_mean.asnumpy().copy(), net[0].moving_variance.asnumpy()]
+    assert np.isfinite(found).all(), "what they were some steps ago"
+    step(ms.Tensor(inputs), targets)
+    assert not np.array_equal(net[0].moving_mean.asnumpy(), found[0]), "and they move again"
+
+
 @pytest.mark.parametrize("level, optimizer", [("O2", "momentum"), ("O3", "thor")])
 def test_mixed_precision_trains_with_a_dynamic_loss_scale(tmp_path, level, optimizer):
     settings = tiny_settings(tmp_path, optimizer, amp=level, loss_scale="dynamic")
