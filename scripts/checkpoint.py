@@ -83,10 +83,15 @@ def last_step(folder: Path) -> int | None:
     return int(found[-1].stem.removeprefix("step-")) if found else None
 
 
-def load(folder: Path, step: int, cells: tuple[nn.Cell, ...]) -> Position:
-    """Bring the cells to the checkpoint of a step; where the run stands there."""
+def load(folder: Path, step: int, cells: tuple[nn.Cell, ...], steps_per_epoch: int) -> Position:
+    """Bring the cells to the checkpoint of a step; where the run stands there. An epoch must be as long as it was."""
     path = folder / f"{_name(step)}.ckpt"
     position = checked(path, path.with_suffix(".json"))
+    if position.steps_per_epoch not in (0, steps_per_epoch):
+        raise UserError(
+            f"{path}: an epoch of this run has {position.steps_per_epoch} steps, and would have {steps_per_epoch} with "
+            f"the data that data.folder holds now: give the data that it began with, or begin anew with --overwrite"
+        )
     _load(path, cells)
     return position
 

@@ -40,7 +40,7 @@ _FREE_FORM = "network_options"  # arguments of a network's factory, in which Non
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML in which 1e-3 is a number (YAML 1.1 wants 1.0e-3, and reads a text otherwise), and each key is given once."""
+    """YAML in which 1e-3 is a number (YAML 1.1 wants 1.0e-3, and reads a text otherwise), and no key stands twice."""
 
     yaml_implicit_resolvers = {key: list(value) for key, value in yaml.SafeLoader.yaml_implicit_resolvers.items()}
 

@@ -29,6 +29,7 @@ class Position:
         step: Steps done since the start.
         epoch: Epochs completed.
         step_in_epoch: Steps done in the epoch under way.
+        steps_per_epoch: Steps of each epoch; 0 in what was saved before it was noted.
         seconds: Training time so far.
         seed: Seed of the run.
         loss_sum: Sum of the losses of the epoch under way that are numbers.
@@ -43,6 +44,7 @@ class Position:
     step: Count = 0
     epoch: Count = 0
     step_in_epoch: Count = 0
+    steps_per_epoch: Count = 0
     seconds: float = 0.0
     seed: int = 0
     loss_sum: float = 0.0

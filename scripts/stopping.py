@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -10,7 +12,13 @@ from types import FrameType
 
 STOP_FILE = "stop"
 STOPPED_FILE = "stopped"  # what becomes of it in the end
+BEGAN = "THOR_JOB_BEGAN"  # time.time() of a launcher, which may start a run several times
 CLOCK = 0.05  # seconds that a file's time may lag behind time.time(): it has the kernel's last tick, up to 10 ms ago
+
+
+def beginning() -> float:
+    """When this run began, or the job that it belongs to: a request of a dying attempt's time is for the next one."""
+    return float(os.environ.get(BEGAN, time.time()))
 
 
 class Interrupt:

@@ -33,7 +33,7 @@ from scripts.progress import ProgressDisplay
 from scripts.ranks import Ranks, announced_rank, join, with_ranks
 from scripts.recorder import Recorder, Unrecorded, open_board, write_summary
 from scripts.settings import TrainSettings
-from scripts.stopping import Interrupt, asking_to_end
+from scripts.stopping import Interrupt, asking_to_end, beginning
 from scripts.words import check_words, keep_words
 
 CONFIG = "config.yaml"
@@ -60,7 +60,7 @@ class Run:
     phases: Phases = field(default_factory=Phases)
     saved: int = -1
     finished: bool = False
-    began: float = 0.0  # time.time() when `train` was called: who asks this run to end has asked since
+    began: float = 0.0  # time.time(): who asks this run to end has asked since
 
     @property
     def steps_per_epoch(self) -> int:
@@ -86,7 +86,7 @@ def train(
         console: Where progress is shown.
         overwrite: Begin anew where the folder has a checkpoint, which is refused otherwise: they are removed.
     """
-    folder, began = Path(settings.out), time.time()
+    folder, began = Path(settings.out), beginning()
     device = select_device(settings.device)
     heart = Heart(announced_rank(os.environ))
     heart.beat(0, heartbeat.STARTING)
@@ -106,9 +106,10 @@ def _train(run: Run, settings: TrainSettings, start: int) -> None:
     folder, ranks = run.folder, run.ranks
     if start >= 0:
         check_words(folder, run.feeds)
-        run.position, run.saved = checkpoint.load(folder / CHECKPOINTS, start, run.cells), start
+        run.position, run.saved = checkpoint.load(folder / CHECKPOINTS, start, run.cells, run.steps_per_epoch), start
         run.phases.restore(run.position.phases)
     else:
+        run.position = Position(steps_per_epoch=run.steps_per_epoch)
         ranks.copy_first(list(run.network.get_parameters()))  # a factory of the user's may draw without the seed
     resumed = run.position if start >= 0 else None
     board = None

@@ -17,6 +17,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -61,6 +62,8 @@ def launch(
     if nodes > 1 and port is None:
         raise UserError(f"port is needed with nodes = {nodes}: the same on all hosts, such as --port 8118")
 
+    began = time.time()
+
     def job(attempt: int, begun: bool = False) -> Job:
         return Job(
             script=script,
@@ -72,6 +75,7 @@ def launch(
             master=master,
             port=free_port() if port is None else port + attempt,
             timeout=timeout,
+            began=began,
         )
 
     if dry_run:

@@ -6,8 +6,9 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from scripts.cores import share_of_cores
@@ -31,6 +32,7 @@ class Job:
         master: Address of host 0, where msrun's scheduler runs.
         port: Its port.
         timeout: Seconds for all processes to come together, and on Ascend for a collective to wait.
+        began: time.time() of the first attempt: the file `stop`, made since, asks any of them to end.
     """
 
     script: Path
@@ -42,6 +44,7 @@ class Job:
     master: str = LOCAL
     port: int
     timeout: int = 600
+    began: float = field(default_factory=time.time)
 
     def __post_init__(self) -> None:
         for name in ("devices", "nodes", "timeout"):

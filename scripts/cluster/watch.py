@@ -26,6 +26,7 @@ from scripts.cluster.causes import Cause, Kind
 from scripts.cluster.msrun import Job
 from scripts.errors import INTERRUPTED, STOPPED, USAGE_ERROR
 from scripts.heartbeat import DONE, STARTING, Beat
+from scripts.stopping import BEGAN
 
 POLL = 0.25  # seconds between two looks
 LEFT_EARLY = 3.0  # seconds that msrun has to tell the status of a process that is gone; it looks once a second
@@ -196,6 +197,7 @@ class Attempt:
         environment = {
             **self._job.environment(os.environ),
             heartbeat.VARIABLE: str(beats.resolve()),
+            BEGAN: str(self._job.began),
             processes.MARK: self._mark,
         }
         with self._msrun_log.open("w") as log:

@@ -35,7 +35,7 @@ def resume(folder: Path) -> Found:
     step = checkpoint.last_step(folder)
     assert step is not None
     net = network()
-    return net, checkpoint.load(folder, step, (net,))
+    return net, checkpoint.load(folder, step, (net,), 0)
 
 
 def evaluate(folder: Path) -> Found:

@@ -16,7 +16,7 @@ from scripts import checkpoint, training
 from scripts.config import save_config
 from scripts.evaluation import Evaluator
 from scripts.recorder import read_metrics
-from scripts.stopping import Interrupt, ended_by_file
+from scripts.stopping import BEGAN, Interrupt, ended_by_file
 from scripts.training import CHECKPOINTS, train
 from tests.scripts.test_training import last_tensors, quiet, without_times
 from tests.scripts.tiny import tiny_settings
@@ -114,7 +114,7 @@ def test_an_epoch_is_saved_before_it_is_evaluated(tmp_path, monkeypatch):
     monkeypatch.setattr(Evaluator, "__call__", note_evaluation)
     run = train(settings, console=quiet())
     assert saved == [(10, 1), (20, 1), "evaluation", (30, 2), "evaluation"]
-    position = checkpoint.load(run.folder / CHECKPOINTS, 30, run.cells)
+    position = checkpoint.load(run.folder / CHECKPOINTS, 30, run.cells, run.steps_per_epoch)
     assert (position.epoch, position.step_in_epoch) == (3, 0)
     assert (position.best, position.best_step) == (run.position.best, run.position.best_step)
     best = json.loads((run.folder / CHECKPOINTS / "best.json").read_text())
@@ -153,6 +153,16 @@ def test_a_stop_file_of_an_earlier_run_is_no_request(tmp_path):
     (Path(settings.out) / "stop").touch()
     os.utime(Path(settings.out) / "stop", (time.time() - 9, time.time() - 9))
     assert train(settings, console=quiet()).finished
+
+
+def test_a_stop_file_of_a_launchers_earlier_attempt_is_a_request(tmp_path, monkeypatch):
+    settings = tiny_settings(tmp_path, "momentum", epochs=1)
+    Path(settings.out).mkdir()
+    (Path(settings.out) / "stop").touch()
+    os.utime(Path(settings.out) / "stop", (time.time() - 9, time.time() - 9))
+    monkeypatch.setenv(BEGAN, str(time.time() - 60))
+    run = train(settings, console=quiet())
+    assert not run.finished and run.position.step == 1 and ended_by_file(run.folder)
 
 
 def test_a_stop_file_may_look_a_tick_older_than_the_run(tmp_path):

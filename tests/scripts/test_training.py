@@ -19,7 +19,7 @@ from scripts.progress import ProgressDisplay
 from scripts.recorder import read_metrics
 from scripts.train import main as program
 from scripts.training import CHECKPOINTS, due, train
-from tests.scripts.tiny import tiny_settings
+from tests.scripts.tiny import tiny_settings, write_set
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -160,6 +160,17 @@ def test_resume_says_what_is_missing_or_differs(tmp_path):
     newest.write_bytes(newest.read_bytes()[:-10])
     with pytest.raises(UserError, match="bytes, and should have"):
         train(settings, resume=True, console=quiet())
+
+
+@pytest.mark.parametrize("optimizer", ["thor", "momentum"])
+def test_a_run_does_not_go_on_with_fewer_examples(tmp_path, monkeypatch, optimizer):
+    """Its schedules, over epochs, would jump."""
+    settings = tiny_settings(tmp_path, optimizer, epochs=3)
+    interrupt_at(3, monkeypatch)
+    train(settings, console=quiet())
+    data = settings.data.model_copy(update={"folder": str(write_set(tmp_path / "copied in part", train=32))})
+    with pytest.raises(UserError, match=r"an epoch of this run has 10 steps, and would have 4 .*data\.folder"):
+        train(settings.model_copy(update={"data": data}), resume=True, console=quiet())
 
 
 def test_a_continued_run_is_told_of_as_it_went_on(tmp_path):

@@ -1,12 +1,14 @@
 """scripts/train.py, and rank 1 comes to grief before a step of its own; a continued job goes well.
 
-faulty.py WHAT STEP [train.py's arguments]; WHAT: kill, stop, raise, leave, sleep, or none.
+faulty.py WHAT STEP [train.py's arguments]; WHAT: kill, stop, raise, leave, sleep, ask (for an
+end, by the file `stop`, and die), or none.
 """
 
 import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 import scripts.train
 from scripts import training
@@ -22,7 +24,9 @@ def come_to_grief() -> None:
         time.sleep(1000)
     if what == "leave":
         os._exit(0)
-    os.kill(os.getpid(), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[what])
+    if what == "ask":
+        Path(Path(arguments[-1]).with_suffix(""), "stop").touch()  # start() has the run beside its configuration
+    os.kill(os.getpid(), {"ask": signal.SIGKILL, "kill": signal.SIGKILL, "stop": signal.SIGSTOP}[what])
 
 
 beat = training.Heart.beat

@@ -88,6 +88,11 @@ def test_a_killed_worker_costs_nothing_but_time(tmp_path):
     assert [line["step"] for line in read_metrics(tmp_path / "kill") if line["kind"] == "step"] == list(range(1, 21))
 
 
+def test_a_stop_file_that_was_made_before_a_worker_died_ends_the_restarted_job(tmp_path):
+    status, _, errors = ended(start(tmp_path, "ask", "--restarts", "1"))
+    assert status == 3 and errors.endswith("restart 1 of 1\nended by the file `stop` in the run's folder\n")
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_all_ranks_end_after_the_same_step(tmp_path, number):
     """SIGTERM to the launcher, or its sudden death: one checkpoint, of the last line's step, and no orphans."""
@@ -154,8 +159,10 @@ def test_a_restart_removes_nothing():
 def test_a_restart_overwrites_until_the_new_run_has_begun(tmp_path, monkeypatch, steps, kept):
     """Or it would go on with the old run, which the first attempt has died too early to remove."""
     tried: list[bool] = []
+    began = set()
 
     def attempt(self):
+        began.add(self._job.began)
         self._seen.beats = {rank: Beat(step, "starting", 0.0) for rank, step in enumerate([*steps, []][len(tried)])}
         if tried:
             assert ("--overwrite" in self._job.arguments) != ("--resume" in self._job.arguments)
@@ -166,6 +173,7 @@ def test_a_restart_overwrites_until_the_new_run_has_begun(tmp_path, monkeypatch,
     with pytest.raises(typer.Exit):
         launch(["none", "0", "--overwrite"], devices=2, restarts=len(steps), log_dir=tmp_path, script=FAULTY)
     assert tried == [True, *kept]
+    assert len(began) == 1, "a stop file of the first attempt's time is for those after it"
 
 
 def test_the_command_and_its_environment():
