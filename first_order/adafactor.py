@@ -246,7 +246,8 @@ class Adafactor(HookedOptimizer, FirstOrder):
         self._changed()
 
     def _changed(self) -> None:
-        """Read the groups' options, which are constants of the compiled step."""
+        """Read the groups' options, which are constants of the compiled step, its own and THOR's around it."""
+        object.__setattr__(self, "changes", getattr(self, "changes", 0) + 1)
         self.decays = tuple(Tensor(group["beta2_decay"], self.precision) for group in self.param_groups)
         self.shrinks = tuple(Tensor(group["weight_decay"], self.precision) for group in self.param_groups)
         for move, bucket in zip(self._moves, self.buckets, strict=True):

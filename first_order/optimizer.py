@@ -14,7 +14,7 @@ from first_order import checks
 
 
 class FirstOrder(nn.Optimizer):
-    """Base of Adam, Momentum and Adafactor: an ``nn.Optimizer`` that compiles itself and keeps float64 exact.
+    """Base of Adam, Momentum and Adafactor: an ``nn.Optimizer`` that compiles itself and computes float64 in float64.
 
     Called on the host it runs one compiled function, in GRAPH_MODE and PYNATIVE_MODE alike, and compiles it anew after
     ``load_param_into_net``. Called inside a graph (``ms.jit``, ``ms.Model``, ``thor.THOR``) it becomes part of that

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from thor.compiled import over, scaled
+from thor.layers import Layer
 
 _cast = ops.Cast()
 _NARROW = (ms.float16, ms.bfloat16)
@@ -17,6 +20,15 @@ def sum_of(parameter: Parameter) -> Parameter:
     dtype = ms.float32 if parameter.dtype in _NARROW else parameter.dtype
     zeros = Tensor(np.zeros(parameter.shape, np.float32)).astype(dtype)
     return Parameter(zeros, name=f"thor.sum.{parameter.name}", requires_grad=False)
+
+
+def accumulators(
+    weights: Iterable[Parameter], layers: Iterable[Layer]
+) -> tuple[ParameterTuple, ParameterTuple, Parameter]:
+    """Sums of the weights' gradients, of all layers' statistics, and of the loss."""
+    statistics = [port for layer in layers for port in layer.port_parameters]
+    loss = Parameter(Tensor(np.zeros((), np.float32)), name="thor.sum.loss", requires_grad=False)
+    return ParameterTuple(map(sum_of, weights)), ParameterTuple(map(sum_of, statistics)), loss
 
 
 class Adder(nn.Cell):

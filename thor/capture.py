@@ -24,7 +24,7 @@ from mindspore import Parameter, nn
 
 from thor import convolution, device
 from thor.compiled import shared
-from thor.pair_taps import EmbeddingTap, NormTap, PairPort, TappedPair, TiedDecoderTap, TiedEmbeddingTap, plain
+from thor.pair_taps import EmbeddingTap, NormTap, PairPort, TiedDecoderTap, TiedEmbeddingTap, plain, tapped_pair
 from thor.statistics import statistics_of
 from thor.taps import InputTap, OutputTap, Port, TappedConv2d, TappedDense
 
@@ -306,9 +306,9 @@ def _tapped_class(original: type) -> type:
 
 
 def _pair_class(original: type) -> type:
-    key = (original, TappedPair)  # a Dense can be captured as itself and as a tied decoder
+    key = (original, "pair")  # a Dense can be captured as itself and as a tied decoder
     if key not in _TAPPED:
-        _TAPPED[key] = type(f"Tapped{original.__name__}", (TappedPair, original), {})
+        _TAPPED[key] = type(f"Tapped{original.__name__}", (tapped_pair(original), original), {})
     return _TAPPED[key]
 
 

@@ -85,6 +85,8 @@ def convolve(x, weight, geometry, out_channels):
     batch, _, height, width = x.shape
     rows, columns = geometry.output_size(height, width)
     groups = geometry.groups
+    if weight.dtype != x.dtype:  # a layer of mixed precision casts its input, and only MindSpore's own operators
+        weight = ops.cast(weight, x.dtype)
     patches = geometry(x).reshape(batch * groups, -1, rows * columns)
     flat = weight.reshape(1, groups, out_channels // groups, -1)
     flat = flat.broadcast_to((batch,) + flat.shape[1:]).reshape(batch * groups, out_channels // groups, -1)

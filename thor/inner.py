@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from numbers import Real
 from typing import Any
 
@@ -78,6 +78,11 @@ def check_inner(inner: Any, momentum: Any, options: Options, params: Any) -> Non
         )
 
 
+def listed(group: dict[str, Any]) -> dict[str, Any]:
+    """A parameter group whose weights can be read more than once."""
+    return {key: list(value) if isinstance(value, Iterator) else value for key, value in group.items()}
+
+
 def default_momentum(
     net: nn.Cell, initial: Any, momentum: Any, options: Options, params: Any
 ) -> tuple[nn.Momentum, dict[int, float]]:
@@ -88,6 +93,7 @@ def default_momentum(
     weights = list(weights)  # an iterator could be read once only
     if not weights:
         raise ValueError("net has no trainable weights: nothing to optimize")
+    weights = [listed(item) if isinstance(item, dict) else item for item in weights]
     keep = number("momentum", momentum, 0.0, 1.0, open_high=True)
     if options.weight_decay_mode == "coupled":
         return nn.Momentum(weights, initial, keep, options.weight_decay), {}

@@ -6,6 +6,7 @@ sees the input beside it and returns both factors' statistics from one ``bprop``
 
 from __future__ import annotations
 
+import inspect
 import types
 
 from mindspore import nn, ops
@@ -107,12 +108,35 @@ class TappedPair(nn.Cell):
     """Any layer, its own ``construct`` first, then its ports. Made by class assignment, never constructed."""
 
     def construct(self, x):
+        return self.thor_tapped(x)
+
+    def thor_tapped(self, x):
         y = self.thor_plain(x)
         if self.thor_scale is not None:
             y = self.thor_scale(y, x)
         if self.thor_shift is not None:
             y = self.thor_shift(y, x)
         return y
+
+
+class TappedEmbedding(TappedPair):
+    """One whose input has the name that it has in ``nn.Embedding``, for calls by name."""
+
+    def construct(self, ids):
+        return self.thor_tapped(ids)
+
+
+class TappedNorm(TappedPair):
+    """One whose input has the name that it has in ``nn.LayerNorm``."""
+
+    def construct(self, input_x):
+        return self.thor_tapped(input_x)
+
+
+def tapped_pair(original: type) -> type[TappedPair]:
+    """The class in front of a layer's own: its input has the layer's name for it."""
+    (_, first, *_) = inspect.signature(original.construct).parameters  # type: ignore[attr-defined]
+    return {"ids": TappedEmbedding, "input_x": TappedNorm}.get(first, TappedPair)
 
 
 def plain(cell: nn.Cell, original: type) -> types.MethodType:

@@ -10,6 +10,7 @@ import numpy as np
 from mindspore import Parameter, Tensor
 
 PREFIX = "thor."
+LARGEST = 2**31 - 1  # of an int32: a step that never comes
 
 
 def parameter(name: str, value: np.ndarray) -> Parameter:
@@ -34,6 +35,8 @@ def read(state: Parameter) -> int:
 
 def write(state: Parameter, value: Any) -> None:
     """Set a host-side state; no compiled graph reads it, so its storage may be replaced."""
+    if isinstance(value, int):
+        value = min(value, LARGEST)
     state.set_data(Tensor(np.full(state.shape, value, ms.dtype_to_nptype(state.dtype))))
 
 

@@ -49,7 +49,10 @@ def load_state(optimizer: nn.Cell, layers: Sequence[Layer], parameters: dict[str
     """Take over a whole state; caches of layers that this rank does not hold are left out."""
     elsewhere = {cache.name for y in layers if not y.held for factor in (y.a, y.g) for cache in factor.cache}
     own = {name: value for name, value in parameters.items() if name not in elsewhere}
-    missing, _ = ms.load_param_into_net(optimizer, own)
-    lost = [name for name in missing if name not in elsewhere]
+    plan = next(optimizer.get_parameters())
+    if plan.name in own:
+        plan.set_data(own[plan.name])  # which refuses another optimizer's
+    lost = [p.name for p in optimizer.get_parameters() if p.name not in own and p.name not in elsewhere]
     if lost:
         raise ValueError(f"the checkpoint lacks {len(lost)} of the optimizer's Parameters, {lost[0]} among them")
+    ms.load_param_into_net(optimizer, own)

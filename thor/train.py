@@ -14,16 +14,15 @@ from collections.abc import Callable
 from typing import Any
 
 import mindspore as ms
-import numpy as np
-from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
+from mindspore import Parameter, Tensor, nn, ops
 
 from first_order.optimizer import FirstOrder
 from thor import device
-from thor.accumulation import Adder, Clearer, Values, sum_of
+from thor.accumulation import Adder, Clearer, Values, accumulators
 from thor.agreement import refresh_alike, settings_to_share
 from thor.blocks import check_int
 from thor.diagnose import all_finite, complaint, first_bad_layer
-from thor.distributed import Means, Ranks, alone, same_everywhere
+from thor.distributed import Means, alone, same_everywhere
 from thor.moving import MovingAverages
 from thor.optimizer import RECOMPILE_SHARE, THOR
 from thor.parameters import addresses, int_parameter, read, write
@@ -77,7 +76,7 @@ class TrainStep(nn.Cell):
         ranks, decays = optimizer.ranks, optimizer.decays
         self._update = Update(optimizer.inner, optimizer._captured, options.clip, decays, options.clip_each, ranks)
         if ranks is not None:
-            self._check_alike(ranks)
+            same_everywhere(ranks, settings_to_share(optimizer, self.accumulate))
             ranks.copy_first(list(self.network.get_parameters()))
         self._in_graph = optimizer.active_layers
         self._compiled: dict[str, Callable[..., Any]] = {}
@@ -86,12 +85,15 @@ class TrainStep(nn.Cell):
         self._scales: dict[float, Tensor] = {}
         self._scaled = optimizer.scaled
         self._storage: list[int] = []
+        self._changes = getattr(optimizer.inner, "changes", 0)
         self._sums_storage: list[int] = []
         self._averaged: dict[str, int] = {}  # bytes of the means over ranks, by kind of step
         self._sent_by_refresh = 0
         self.sums = ()
         if self.accumulate > 1:
-            self._make_accumulators()
+            self.micro_step = int_parameter("micro_step", 0)
+            self.micro_steps = int_parameter("micro_steps", self.accumulate)
+            self.sums, self.factor_sums, self.loss_sum = accumulators(self._weights, optimizer._captured)
 
     @property
     def messages(self) -> dict[str, int]:
@@ -114,7 +116,7 @@ class TrainStep(nn.Cell):
             self._bind()
         self._notice_loading()
         if not self._storage and optimizer.ranks is not None:  # what was loaded since may be of other steps
-            self._check_alike(optimizer.ranks)
+            same_everywhere(optimizer.ranks, settings_to_share(optimizer, self.accumulate))
         self._open_ports(False)
         optimizer.structure.check()
         if isinstance(optimizer.inner, FirstOrder) and (self.accumulate == 1 or read(self.micro_step) == 0):
@@ -165,6 +167,11 @@ class TrainStep(nn.Cell):
 
     def _accumulated_step(self, gathering: bool, scale: Tensor | None, *inputs: Any) -> tuple[Tensor, bool | None]:
         """One micro-batch; the last one of a step finishes it. ``finite`` is None in between."""
+        if read(self.micro_steps) != self.accumulate:  # sums were loaded, of a step in other parts
+            write(self.micro_steps, self.accumulate)
+            write(self.micro_step, 0)
+        if not read(self.micro_step):  # the step before may have been interrupted with its sums half used
+            self._function("clear", self._build_clear)()
         name, build = ("add_curvature", self._build_add_curvature) if gathering else ("add", self._build_add)
         add = self._function(name, build)
         self._open_ports(gathering)
@@ -180,7 +187,6 @@ class TrainStep(nn.Cell):
         else:
             outputs = self._function("finish_curvature", self._build_finish_curvature)(scale)
             total, finite = self._finish_curvature(scale, *outputs)
-        self._function("clear", self._build_clear)()
         return total, finite
 
     def construct(self, *_: Any) -> None:
@@ -282,13 +288,6 @@ class TrainStep(nn.Cell):
 
     # -- accumulation --------------------------------------------------------------------------------------------
 
-    def _make_accumulators(self) -> None:
-        self.micro_step = int_parameter("micro_step", 0)
-        ports = [p for layer in self.optimizer._captured for p in layer.port_parameters]
-        self.sums = ParameterTuple([sum_of(weight) for weight in self._weights])
-        self.factor_sums = ParameterTuple([sum_of(port) for port in ports])
-        self.loss_sum = Parameter(Tensor(np.zeros((), np.float32)), name="thor.sum.loss", requires_grad=False)
-
     def _graph_sums(self) -> list[Parameter]:
         """Accumulators of the layers in the curvature graph."""
         per = len(self.optimizer._captured[0].port_parameters)
@@ -344,9 +343,6 @@ class TrainStep(nn.Cell):
 
         return clear
 
-    def _check_alike(self, ranks: Ranks) -> None:
-        same_everywhere(ranks, settings_to_share(self.optimizer, self.accumulate))
-
     # -- housekeeping --------------------------------------------------------------------------------------------
 
     def _scale(self) -> Tensor | None:
@@ -371,23 +367,27 @@ class TrainStep(nn.Cell):
                 port.active = active
 
     def _notice_loading(self) -> None:
-        """Compile anew if any Parameter got new storage since the last step.
+        """Compile anew if any Parameter got new storage since the last step, or Adafactor other options.
 
         ``load_param_into_net`` and ``set_data`` replace a Parameter's storage, and a compiled function would silently
         go on with the old one (measured with MindSpore 2.10).
         """
+        inner = self.optimizer.inner
         moved = bool(self._storage) and self._storage != addresses(self._state)
+        changed = getattr(inner, "changes", 0) != self._changes
+        if changed and len(inner.parameters) != len(self._weights):
+            raise ValueError("inner was given more Parameters since THOR was made of it: give it all of them before")
         if moved:
             self._moving.forget()
+        if moved or changed:
             self._compiled.clear()
-            self._storage = []
+            self._storage, self._changes = [], getattr(inner, "changes", 0)
             # what MindSpore knows the compiled construct of an nn.Optimizer by, where the step itself is not compiled
-            object.__setattr__(self.optimizer.inner, "_create_time", time.time_ns())
+            object.__setattr__(inner, "_create_time", time.time_ns())
         if not self._compiled:  # as the loaded state has it, before the first step too
             self._scaled, self._in_graph = self.optimizer.scaled, self.optimizer.active_layers
         if moved and self.accumulate > 1 and self._sums_storage == addresses(self.sums):
             write(self.micro_step, 0)  # the sums are of a step that is no more
-            self._function("clear", self._build_clear)()
 
     def _drop_stopped_layers(self) -> None:
         """Rebuild the curvature functions without stopped layers, once enough of their cost has stopped."""

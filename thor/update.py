@@ -212,7 +212,9 @@ def of_two(values, first, second):
 
 
 def times(factor, value):
-    """The value scaled, in its own type."""
+    """The value scaled, in its own type; multiplied in float32, for in float16 a factor of 2^-25 is none."""
+    if value.dtype == ms.float16 or value.dtype == ms.bfloat16:
+        return _cast(_cast(value, ms.float32) * factor, value.dtype)
     return value * factor.astype(value.dtype)
 
 

@@ -6,7 +6,7 @@ import pytest
 from mindspore import Tensor, nn
 
 import thor
-from tests import reference
+from tests import networks, reference
 from thor import convolution
 
 KERNELS = [1, (3, 2)]
@@ -105,3 +105,23 @@ def test_a_subclass_of_conv2d_is_left_alone():
     conv = Scaled(2, 3, 1)
     assert convolution.use_patches(conv) == 0
     assert type(conv) is Scaled
+
+
+@pytest.mark.parametrize("level", ["O2", "O3"])
+def test_mixed_precision_trains_convolutions_that_run_as_patches(monkeypatch, level):
+    """A layer of float16 casts its input; its weights may be float32."""
+    monkeypatch.setenv("THOR_CONVOLUTION", "patches")
+    net = ms.amp.auto_mixed_precision(networks.Mixed(), level, ms.float16)
+
+    def loss_fn(found, y):
+        return networks.squared_error(found.astype(ms.float32), y)
+
+    _, step = networks.make(net, jit=True, loss_fn=loss_fn, loss_scale=64.0, damping=10.0)
+    x, y = networks.images()
+    losses = [float(step(x, y).asnumpy()) for _ in range(4)]
+    assert np.isfinite(losses).all() and losses[-1] < losses[0]
+    conv = make(3, ("same", 0), 1, 1, 1).to_float(ms.float16)
+    native = conv(image()).asnumpy()
+    thor.device.fast_convolutions(conv)
+    assert type(conv) is convolution.PatchConv2d
+    np.testing.assert_allclose(conv(image()).asnumpy(), native, rtol=1e-2, atol=1e-2)

@@ -2,8 +2,12 @@
 
 import logging
 
+import mindspore as ms
+import numpy as np
 import pytest
+from mindspore import Parameter, Tensor
 
+from thor import distributed
 from thor.distributed import ranks_of_context
 
 
@@ -22,3 +26,31 @@ def test_workers_that_do_not_train_together_are_warned_of(role, count, warned, m
     said = [record.getMessage() for record in caplog.records]
     assert bool(said) == warned
     assert all("one of 4 workers" in line and "'stand_alone'" in line and "init()" in line for line in said)
+
+
+def test_what_ranks_copy_is_the_same_to_the_bit_whatever_its_type(monkeypatch):
+    """A CPU's Broadcast, which takes every type for float32 or int32, is given nothing else."""
+    sent = []
+
+    def broadcast(root):
+        def send(tensors):
+            sent.append(tensors[0].dtype)
+            return tuple(Tensor(each.asnumpy().copy()) for each in tensors)
+
+        return send
+
+    monkeypatch.setattr(distributed.ops, "Broadcast", broadcast)
+    values = {
+        "float32": np.float32([0.1, -2.0]),
+        "int32": np.int32([7, -8]),
+        "float16": np.float16([0.1, 65504.0, 6e-8]),
+        "int64": np.int64([[1099511627777, 5]]),
+        "float64": np.float64(1 / 3),
+        "bool": np.array([True, False, True]),
+    }
+    parameters = [Parameter(Tensor(value), name=name) for name, value in values.items()]
+    distributed.Ranks.copy_first(None, parameters)
+    assert set(sent) == {ms.float32, ms.int32}
+    for parameter, value in zip(parameters, values.values(), strict=True):
+        assert parameter.asnumpy().dtype == value.dtype and parameter.shape == value.shape
+        np.testing.assert_array_equal(parameter.asnumpy(), value)

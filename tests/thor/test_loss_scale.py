@@ -159,3 +159,27 @@ def test_sums_of_micro_batches_do_not_overflow_where_their_mean_does_not(interva
         step(x, y)
     assert (optimizer.step, int(optimizer.skipped_steps.asnumpy()[0])) == (2, 0)
     assert all(not np.array_equal(value, start[name]) for name, value in values(net).items())
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("scale", [1e5, 2.0**25])
+def test_half_precision_weights_move_alike_under_any_scale(scale, accumulate):
+    """1 / scale is 0 in float16 from 2^25 on, and rounded where it is no power of two."""
+
+    def moved(scale):
+        net = Mlp().to_float(ms.float16)
+        for parameter in net.trainable_params():
+            parameter.set_dtype(ms.float16)
+        before = values(net)
+
+        def loss_fn(found, y):
+            return squared_error(found.astype(ms.float32), y) * 1e-6
+
+        _, step = make(net, lr=1e3, loss_scale=scale, loss_fn=loss_fn, accumulate=accumulate, interval=10)
+        for _ in range(accumulate):
+            step(*batch())
+        return np.concatenate([(values(net)[name] - value).ravel() for name, value in before.items()])
+
+    expected = moved(1024.0)
+    assert np.abs(expected).max() > 1e-3
+    np.testing.assert_allclose(moved(scale), expected, rtol=2e-2, atol=2e-3)

@@ -1,5 +1,7 @@
 """THOR's step on tiny networks, as theorems: what moves the weights, and what the factors estimate."""
 
+import sys
+
 import mindspore as ms
 import numpy as np
 import pytest
@@ -216,6 +218,15 @@ def test_an_interval_may_be_any_callable_of_the_step():
         step(*batch())
     assert [r.step for r in optimizer.history if r.layer == "layers.0"] == [0, 1, 2, 5]
     assert set(asked) >= {0, 1, 2, 5}
+
+
+@pytest.mark.parametrize("endless", [2**31, sys.maxsize])
+def test_an_interval_longer_than_an_int32_is_one_that_does_not_end(endless):
+    optimizer, step = make(Mlp(), interval=endless, factor_interval=endless)
+    for _ in range(3):
+        step(*batch())
+    assert [r.step for r in optimizer.history if r.layer == "layers.0"] == [0]
+    assert optimizer.average_weight.asnumpy()[0] == 1
 
 
 def test_learning_rate_and_damping_may_be_callables_of_the_step():

@@ -335,3 +335,16 @@ def test_a_tied_table_of_which_one_use_is_left_out_takes_the_plain_gradient(skip
 def test_norms_must_be_true_or_false():
     with pytest.raises(TypeError, match="norms must be True or False, but got 1 of type int"):
         thor.THOR(Words(), 0.1, 0.1, norms=1)
+
+
+@pytest.mark.parametrize("jit", [True, False])
+def test_layers_may_be_called_with_their_inputs_named_as_before(jit):
+    class Named(Words):
+        def construct(self, ids):
+            return self.dense(x=self.norm(input_x=self.embedding(ids=ids)))
+
+    steps = []
+    for net in (Named(), Words()):
+        _, step = make(net, jit=jit, loss_fn=per_example, norms=True)
+        steps.append([float(step(*words()).asnumpy()) for _ in range(3)])
+    assert steps[0] == steps[1]
