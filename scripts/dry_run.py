@@ -77,13 +77,23 @@ def _plan(settings: TrainSettings) -> Plan:
     except UserError as error:
         notes.append(f"the data: {error}")
     steps = _steps_per_epoch(settings, feeds)
-    network, loss = build_network(settings, feeds.network_options if feeds else None), build_loss(settings)
+    try:
+        network, loss = build_network(settings, _options_by_data(settings, feeds)), build_loss(settings)
+    except UserError as error:  # what is missing may be why
+        raise UserError("\n       ".join([f"{error}", *(f"MISSING HERE: {note}" for note in notes)])) from None
     if feeds:
         check_fit(settings, feeds, network, loss)
     if settings.optimizer != "thor":
         make_convolutions_fast(network)
     stepper = build_stepper(settings, network, loss, steps or settings.accumulation)
     return Plan(network, stepper.optimizer, steps, notes)
+
+
+def _options_by_data(settings: TrainSettings, feeds: Feeds | None) -> dict[str, Any]:
+    """Arguments for the network's factory that the data decide; without a text, by what is asked of it."""
+    if feeds:
+        return feeds.network_options
+    return {"vocab_size": settings.data.vocabulary} if settings.data.name == "text" else {}
 
 
 def _steps_per_epoch(settings: TrainSettings, feeds: Feeds | None) -> int | None:

@@ -39,6 +39,7 @@ class FirstOrderStep:
     def __init__(self, network: nn.Cell, loss: nn.Cell, optimizer: nn.Cell, settings: TrainSettings) -> None:
         self._every = settings.accumulation
         self._calls = 0
+        self.flushed = 0  # whether the second function is compiled
         self._moving = MovingAverages(network)
         self.state = LossScale(None if settings.loss_scale != "dynamic" else DynamicLossScale())
         fixed = 1.0 if self.state.rule else float(settings.loss_scale)
@@ -75,6 +76,7 @@ class FirstOrderStep:
             raise FloatingPointError(f"gradients are not finite (loss {float(loss.asnumpy()):g})")
         if self._every > 1 and self._calls % self._every == 0:
             self._steps[1]()
+            self.flushed = 1
         return loss
 
 

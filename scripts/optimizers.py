@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import mindspore as ms
+import numpy as np
 from mindspore import Tensor, nn
 
 from scripts.errors import UserError
 from scripts.first_order_step import FirstOrderStep
 from scripts.schedules import over_updates
 from scripts.settings import OF_THOR_FOR_ADAM, ThorSettings, TrainSettings
+
+if TYPE_CHECKING:
+    from thor import BlockPlan
 
 Step = Callable[..., Tensor]
 
@@ -30,7 +35,7 @@ class Stepper:
         step: Moves the weights by a batch, and gives its loss.
         history: Refresh decisions of thor.THOR so far; none for the others.
         phase: What the next step will do; thor.THOR's are plain, curvature and refresh.
-        compilations: How often the curvature step was compiled so far: anew when thor.THOR's layers have stopped.
+        compilations: How many functions were compiled so far, but for the first: some anew when layers have stopped.
         inverse_seconds: Of each rank at the last refresh that thor.THOR shared out among several.
         state: Further Parameters of a checkpoint.
     """
@@ -44,24 +49,49 @@ class Stepper:
     state: tuple[nn.Cell, ...] = ()
 
 
-def build_stepper(settings: TrainSettings, network: nn.Cell, loss: nn.Cell, steps_per_epoch: int) -> Stepper:
-    """The optimizer that a configuration names, ready to step."""
+class OwnLosses:
+    """A step that answers with each micro-batch's own loss, as first-order steps do.
+
+    thor.TrainStep's last micro-batch of an update answers with the mean of all.
+    """
+
+    def __init__(self, step: Step, parts: int) -> None:
+        self._step, self._parts = step, parts
+        self._losses: list[float] = []
+
+    def __call__(self, *batch: Tensor) -> Tensor:
+        """Add one micro-batch."""
+        loss = self._step(*batch)
+        self._losses.append(float(loss.asnumpy()))
+        if len(self._losses) < self._parts:
+            return loss
+        mean, others = self._losses.pop(), sum(self._losses)
+        self._losses.clear()
+        return Tensor(np.float32(self._parts * mean - others))
+
+
+def build_stepper(
+    settings: TrainSettings, network: nn.Cell, loss: nn.Cell, steps_per_epoch: int, blocks: BlockPlan | None = None
+) -> Stepper:
+    """The optimizer that a configuration names, ready to step; ``blocks`` are what `thor.block_size: auto` chose."""
     try:
         if settings.optimizer == "thor":
-            return _thor(settings, network, loss, steps_per_epoch)
+            return _thor(settings, network, loss, steps_per_epoch, blocks)
         return _first_order(settings, network, loss, steps_per_epoch)
     except (TypeError, ValueError) as error:
         raise UserError(f"{settings.optimizer}: {error}") from error
 
 
-def _thor(settings: TrainSettings, network: nn.Cell, loss: nn.Cell, steps_per_epoch: int) -> Stepper:
+def _thor(
+    settings: TrainSettings, network: nn.Cell, loss: nn.Cell, steps_per_epoch: int, blocks: BlockPlan | None
+) -> Stepper:
     """thor.THOR and thor.TrainStep."""
     import thor
 
     own = settings.thor
     updates_per_epoch = steps_per_epoch / settings.accumulation
     sharing = None
-    if settings.data.ranks > 1:
+    if settings.data.ranks > 1 and ms.get_auto_parallel_context("parallel_mode") != "stand_alone":  # --dry-run: alone
         sharing = thor.Sharing(grad_worker_fraction=own.grad_worker_fraction, per=own.per)
     moving: dict[str, Any]
     if own.inner == "adam":
@@ -78,7 +108,7 @@ def _thor(settings: TrainSettings, network: nn.Cell, loss: nn.Cell, steps_per_ep
         network,
         damping=thor_damping(settings, updates_per_epoch),
         **moving,
-        block_size=own.block_size,
+        block_size=blocks or own.block_size,
         split=own.split,
         rank=own.rank,
         refresh=trace_rule(own),
@@ -102,7 +132,8 @@ def _thor(settings: TrainSettings, network: nn.Cell, loss: nn.Cell, steps_per_ep
     def inverse_seconds() -> list[float]:
         return [] if optimizer.exchange is None else [round(float(s), 5) for s in optimizer.exchange.seconds]
 
-    return Stepper(optimizer, step, lambda: optimizer.history, phase, lambda: step.compilations, inverse_seconds)
+    one = step if settings.accumulation == 1 else OwnLosses(step, settings.accumulation)
+    return Stepper(optimizer, one, lambda: optimizer.history, phase, lambda: step.graphs, inverse_seconds)
 
 
 def decay_groups(network: nn.Cell, settings: TrainSettings, decay: float) -> Any:
@@ -160,7 +191,7 @@ def _first_order(settings: TrainSettings, network: nn.Cell, loss: nn.Cell, steps
     own = getattr(settings, settings.optimizer)
     optimizer = _optimizer(settings.optimizer, own, settings, network, steps_per_epoch / settings.accumulation)
     step = FirstOrderStep(network, loss, optimizer, settings)
-    return Stepper(optimizer, step, state=(step.state,))
+    return Stepper(optimizer, step, compilations=lambda: step.flushed, state=(step.state,))
 
 
 def _optimizer(

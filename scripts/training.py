@@ -17,6 +17,7 @@ from rich.console import Console
 
 from scripts import checkpoint, heartbeat
 from scripts.averages import WeightAverage
+from scripts.blocks import chooses_blocks, keep_blocks, kept_blocks
 from scripts.build import build, make_convolutions_fast, select_device, whole_steps
 from scripts.config import differences, load_config, save_config
 from scripts.errors import UserError, writing
@@ -93,7 +94,7 @@ def train(
     ranks = join(settings)
     with occupied(folder, ranks.leads):  # before its checkpoints are looked at: another process may be adding to them
         start = ranks.step_of_first(_step_to_resume(settings, folder, resume, overwrite) if ranks.leads else -1)
-        run = _prepare(ranks.settings(settings), folder, device, ranks, heart, console or Console())
+        run = _prepare(ranks.settings(settings), folder, device, ranks, heart, console or Console(), start >= 0)
         run.began = began
         _train(run, settings, start)
     ranks.wait_for_all()  # msrun kills the others as soon as one has ended with a status, as after a request to end
@@ -161,14 +162,17 @@ def held(folder: Path, step: int) -> str:
     return f"{folder} holds a run at step {step}: {cures}"
 
 
-def _prepare(settings: TrainSettings, folder: Path, device: str, ranks: Ranks, heart: Heart, console: Console) -> Run:
+def _prepare(
+    settings: TrainSettings, folder: Path, device: str, ranks: Ranks, heart: Heart, console: Console, goes_on: bool
+) -> Run:
     """Data, network and optimizer of a run."""
     parts = build(settings, device=device)
     steps = whole_steps(settings, len(parts.feeds.train))
     check_fit(settings, parts.feeds, parts.network, parts.loss)
     if settings.optimizer != "thor":
         make_convolutions_fast(parts.network)
-    stepper = build_stepper(settings, parts.network, parts.loss, steps)
+    blocks = kept_blocks(folder) if goes_on and chooses_blocks(settings) else None
+    stepper = build_stepper(settings, parts.network, parts.loss, steps, blocks)
     evaluator = Evaluator(parts.network, parts.loss, parts.feeds.test, settings, ranks)
     average = WeightAverage(parts.network, settings.ema, settings.mode == "graph") if settings.ema else None
     console = console if ranks.leads else Console(quiet=True)
@@ -345,6 +349,8 @@ def _save(run: Run, recorder: Recorder) -> None:
         if run.saved != run.position.step:
             tensors = checkpoint.tensors_of(run.cells)
             if run.ranks.leads:
+                if run.saved < 0 and chooses_blocks(run.settings):
+                    keep_blocks(run.folder, run.stepper.optimizer)
                 checkpoint.save(run.folder / CHECKPOINTS, tensors, run.position, run.settings.keep)
         elif run.ranks.leads:
             checkpoint.describe_anew(run.folder / CHECKPOINTS, run.position)

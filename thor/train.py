@@ -64,7 +64,7 @@ class TrainStep(nn.Cell):
         device.allow_deep_graphs()
         self._weights = optimizer.inner.parameters
         self._moving = MovingAverages(net)
-        self.compilations = 0  # curvature graphs built so far
+        self.compilations = self.graphs = 0  # curvature graphs built so far, and compiled functions of any kind
         self._ports_open = False
         if not optimizer.options.auto:  # else the first step chooses the blocks; a Cell takes a name's Parameter once
             self._bind()
@@ -200,7 +200,7 @@ class TrainStep(nn.Cell):
 
     def _function(self, name: str, build: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
         if name not in self._compiled:
-            self.compilations += name in CURVATURE_GRAPHS
+            self.graphs, self.compilations = self.graphs + 1, self.compilations + (name in CURVATURE_GRAPHS)
             function = build()
             self._compiled[name] = ms.jit(function) if self._jit else function
         return self._compiled[name]

@@ -1,7 +1,6 @@
 """What a configuration can ask for besides data, network and optimizer."""
 
 import csv
-import io
 import json
 import math
 
@@ -9,10 +8,8 @@ import mindspore as ms
 import numpy as np
 import pytest
 from mindspore import nn
-from rich.console import Console
 
 import first_order
-from scripts import dry_run
 from scripts.averages import WeightAverage
 from scripts.checkpoint import choose, load_network
 from scripts.config import validate
@@ -349,33 +346,3 @@ def test_tables_tensorboard_and_summary_of_a_run(tmp_path):
     steps = sum(summary["phases"].get(name, [0])[0] for name in ("compiling", "plain", "curvature", "refresh"))
     assert steps == 10
     assert summary["memory"]["curvature"]["total"] > 0 and summary["memory"]["peak"] > 2**20
-
-
-@pytest.mark.parametrize("optimizer", ["thor", "adam"])
-def test_dry_run_tells_and_leaves_nothing(tmp_path, optimizer):
-    console = Console(file=io.StringIO(), width=160)
-    settings = tiny_settings(tmp_path, optimizer)
-    plan = dry_run.show(settings, console)
-    text = console.file.getvalue()
-    assert plan.steps_per_epoch == 10 and not plan.notes
-    assert "encoder.0" in text and "steps: 10 an epoch, 20 in 2 epochs, batch 8" in text
-    assert ("785=49x16" in text) == (optimizer == "thor")
-    assert f"{settings.out}/checkpoints" in text.replace("\n", "")
-    assert not (tmp_path / "run").exists()
-
-
-def test_dry_run_tells_of_a_run_that_is_there(tmp_path):
-    console = Console(file=io.StringIO(), width=160)
-    train(tiny_settings(tmp_path, "momentum", epochs=1), console=quiet())
-    dry_run.show(tiny_settings(tmp_path, "momentum", epochs=3), console)
-    assert "holds a run at step 10: go on with --resume, begin anew with --overwrite" in console.file.getvalue()
-    assert "(--resume needs its settings: epochs: 1 -> 3)" in console.file.getvalue()
-
-
-def test_dry_run_without_the_data_counts_published_ones(tmp_path):
-    console = Console(file=io.StringIO(), width=160)
-    settings = tiny_settings(tmp_path, "adam", data={"folder": str(tmp_path / "nowhere")}, batch_size=100)
-    assert dry_run.show(settings, console).steps_per_epoch == 600
-    assert "MISSING HERE: the data: " in console.file.getvalue()
-    part = {"folder": str(tmp_path / "nowhere"), "train_size": 6000}
-    assert dry_run.show(tiny_settings(tmp_path, "adam", data=part, batch_size=100), quiet()).steps_per_epoch == 60

@@ -137,7 +137,7 @@ def build_batches(
         batches = synthetic_batches(shape, classes, count, seed)
         return "synthetic", _reconstructing(batches) if reconstruct else batches
     if data == "fashion-mnist":
-        images, labels = _fashion_mnist()
+        images, labels = _fashion_mnist(normalised=not reconstruct)
         batches = _from_arrays(images, labels, batch_size, count, seed)
         return data, _reconstructing(batches) if reconstruct else batches
     source = resolve(data)
@@ -179,10 +179,10 @@ def _from_arrays(
     return batches
 
 
-def _fashion_mnist() -> tuple[np.ndarray, np.ndarray]:
-    """As scripts/train.py feeds it: [N, 1, 28, 28] float32 in [0, 1]."""
+def _fashion_mnist(normalised: bool) -> tuple[np.ndarray, np.ndarray]:
+    """As scripts/train.py feeds it, [N, 1, 28, 28] float32: normalised, or in [0, 1] where it is to be reproduced."""
     try:
-        reader = importlib.import_module("scripts.data.fashion_mnist")
+        reader, feeds = map(importlib.import_module, ("scripts.data.fashion_mnist", "scripts.feeds"))
     except ImportError as error:
         raise UsageError(
             "--data fashion-mnist needs the readers of the project's checkout: run thor there, "
@@ -192,4 +192,7 @@ def _fashion_mnist() -> tuple[np.ndarray, np.ndarray]:
         split = reader.load(reader.resolve(), "train")
     except Exception as error:  # the reader's own errors say what to do
         raise UsageError(str(error)) from error
-    return split.images[:, None].astype(np.float32) / 255.0, split.labels.astype(np.int32)
+    images = split.images[:, None].astype(np.float32) / 255.0
+    if normalised:
+        images = (images - np.float32(feeds.FASHION_MEAN)) / np.float32(feeds.FASHION_STD)
+    return images, split.labels.astype(np.int32)

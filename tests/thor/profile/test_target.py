@@ -149,7 +149,9 @@ def test_data_that_are_none_are_refused(data, words, monkeypatch):
 
 
 def test_fashion_mnist_is_fed_as_training_feeds_it(tmp_path, monkeypatch):
+    from scripts.config import validate
     from scripts.data import fashion_mnist
+    from scripts.feeds import open_feeds
     from tests.scripts.tiny import write_set
 
     folder = write_set(tmp_path / "set", train=12)
@@ -157,6 +159,10 @@ def test_fashion_mnist_is_fed_as_training_feeds_it(tmp_path, monkeypatch):
     source, found = batches("fashion-mnist", count=99)
     assert source == "fashion-mnist" and len(found) == 6  # no more than there are
     x, y = found[0]
-    assert x.shape == (2, 1, 28, 28) and 0 <= x.asnumpy().min() and x.asnumpy().max() <= 1
-    assert y.shape == (2,)
-    assert len(np.unique(np.concatenate([x.asnumpy() for x, _ in found]).reshape(12, -1), axis=0)) == 12
+    assert x.shape == (2, 1, 28, 28) and y.shape == (2,)
+    images = np.concatenate([x.asnumpy() for x, _ in found]).reshape(12, -1)
+    assert len(np.unique(images, axis=0)) == 12
+    trained = next(iter(open_feeds(validate({"data": {"folder": str(folder)}, "batch_size": 12})).train.epoch(0)))[0]
+    np.testing.assert_allclose(np.sort(images.sum(1)), np.sort(trained.reshape(12, -1).sum(1)), rtol=1e-4)
+    _, own = batches("fashion-mnist", count=99, reconstruct=True)
+    assert 0 <= own[0][0].asnumpy().min() and own[0][0].asnumpy().max() <= 1, "as pixels are reproduced"
