@@ -158,7 +158,7 @@ def train(
 
 
 def compiled(step: Callable[..., Tensor]) -> int:
-    """How many graphs a step has compiled since its first call, at which everyone compiles."""
+    """How many graphs a TrainStep has compiled; of others it is known that they compile at their first call."""
     return step.graphs if isinstance(step, thor.TrainStep) else 0
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from mindspore import nn
 
-from scripts.errors import UserError
+from scripts.errors import UserError, writing
 from scripts.settings import TrainSettings
 from scripts.whole import write_whole
 
@@ -34,7 +34,8 @@ def keep_blocks(folder: Path, optimizer: nn.Cell) -> None:
         "block_size": plan.block_size, "split": plan.split, "rank": plan.rank, "order": plan.order,
         "layers": dict(plan.layers),
     }  # fmt: skip
-    write_whole(folder / BLOCKS, json.dumps(about, indent=1))
+    with writing(folder, "the blocks that were chosen are not saved, and no checkpoint of them"):
+        write_whole(folder / BLOCKS, json.dumps(about, indent=1))
 
 
 def kept_blocks(folder: Path) -> BlockPlan | None:

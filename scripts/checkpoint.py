@@ -12,6 +12,7 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -87,13 +88,16 @@ def load(folder: Path, step: int, cells: tuple[nn.Cell, ...], steps_per_epoch: i
     """Bring the cells to the checkpoint of a step; where the run stands there. An epoch must be as long as it was."""
     path = folder / f"{_name(step)}.ckpt"
     position = checked(path, path.with_suffix(".json"))
-    if position.steps_per_epoch not in (0, steps_per_epoch):
+    before = position.steps_per_epoch
+    if not before and position.epoch:
+        before = (position.step - position.step_in_epoch) // position.epoch
+    if before not in (0, steps_per_epoch):
         raise UserError(
-            f"{path}: an epoch of this run has {position.steps_per_epoch} steps, and would have {steps_per_epoch} with "
+            f"{path}: an epoch of this run has {before} steps, and would have {steps_per_epoch} with "
             f"the data that data.folder holds now: give the data that it began with, or begin anew with --overwrite"
         )
     _load(path, cells)
-    return position
+    return replace(position, steps_per_epoch=steps_per_epoch)
 
 
 def clear(folder: Path) -> None:

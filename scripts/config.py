@@ -44,14 +44,15 @@ class _Loader(yaml.SafeLoader):
 
     yaml_implicit_resolvers = {key: list(value) for key, value in yaml.SafeLoader.yaml_implicit_resolvers.items()}
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         """Refuse a key that stands there twice: of two blocks of one name YAML would keep the last, and say nothing."""
+        node = super().compose_mapping_node(anchor)
         seen = set()
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and (key.tag, key.value) in seen:
                 raise yaml.constructor.ConstructorError(None, None, f"{key.value} is given twice", key.start_mark)
             seen.add((key.tag, str(key.value)))
-        return super().construct_mapping(node, deep)
+        return node
 
 
 _Loader.add_implicit_resolver(

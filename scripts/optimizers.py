@@ -14,6 +14,7 @@ from scripts.errors import UserError
 from scripts.first_order_step import FirstOrderStep
 from scripts.schedules import over_updates
 from scripts.settings import OF_THOR_FOR_ADAM, ThorSettings, TrainSettings
+from thor.placement import Grid
 
 if TYPE_CHECKING:
     from thor import BlockPlan
@@ -35,7 +36,7 @@ class Stepper:
         step: Moves the weights by a batch, and gives its loss.
         history: Refresh decisions of thor.THOR so far; none for the others.
         phase: What the next step will do; thor.THOR's are plain, curvature and refresh.
-        compilations: How many functions were compiled so far, but for the first: some anew when layers have stopped.
+        compilations: Rises with each function that is compiled, but for a first-order step's first.
         inverse_seconds: Of each rank at the last refresh that thor.THOR shared out among several.
         state: Further Parameters of a checkpoint.
     """
@@ -47,6 +48,25 @@ class Stepper:
     compilations: Callable[[], int] = int
     inverse_seconds: Callable[[], list[float]] = list
     state: tuple[nn.Cell, ...] = ()
+
+
+def _sharing(settings: TrainSettings) -> Any:
+    """How the ranks of a job share the inverses; of a job that this process is no part of (--dry-run), only checked."""
+    import thor
+
+    own, ranks = settings.thor, settings.data.ranks
+    if ranks == 1:
+        return None
+    sharing = thor.Sharing(grad_worker_fraction=own.grad_worker_fraction, per=own.per)
+    if ms.get_auto_parallel_context("parallel_mode") != "stand_alone":
+        return sharing
+    Grid.from_fraction(ranks, own.grad_worker_fraction)
+    if own.block_size == "auto":
+        raise ValueError(
+            "block_size: auto measures one machine, and ranks could choose differently: run `thor profile` once and "
+            "give the path of its profile"
+        )
+    return None
 
 
 class OwnLosses:
@@ -90,9 +110,7 @@ def _thor(
 
     own = settings.thor
     updates_per_epoch = steps_per_epoch / settings.accumulation
-    sharing = None
-    if settings.data.ranks > 1 and ms.get_auto_parallel_context("parallel_mode") != "stand_alone":  # --dry-run: alone
-        sharing = thor.Sharing(grad_worker_fraction=own.grad_worker_fraction, per=own.per)
+    sharing = _sharing(settings)
     moving: dict[str, Any]
     if own.inner == "adam":
         adam = settings.adam.model_copy(update={name: getattr(own, name) for name in OF_THOR_FOR_ADAM})

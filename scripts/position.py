@@ -29,7 +29,7 @@ class Position:
         step: Steps done since the start.
         epoch: Epochs completed.
         step_in_epoch: Steps done in the epoch under way.
-        steps_per_epoch: Steps of each epoch; 0 in what was saved before it was noted.
+        steps_per_epoch: Steps of each epoch; 0 in what earlier code saved.
         seconds: Training time so far.
         seed: Seed of the run.
         loss_sum: Sum of the losses of the epoch under way that are numbers.

@@ -20,6 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from scripts.config import validate
 from scripts.errors import UserError
 from scripts.settings import TrainSettings
+from thor.distributed import copy_first
 
 _SPLIT = 2**20  # a step number travels as two float32: each is exact below 2**24
 
@@ -64,22 +65,19 @@ class Ranks:
         self.total([0.0])
 
     def average(self, parameters: Sequence[Parameter]) -> None:
-        """Set each Parameter to its mean over the ranks."""
-        self._weigh(parameters, 1.0 / self.count)
-
-    def copy_first(self, parameters: Sequence[Parameter]) -> None:
-        """Set each Parameter to its value on rank 0."""
-        self._weigh(parameters, float(self.leads))
-
-    def _weigh(self, parameters: Sequence[Parameter], weight: float) -> None:
-        """Set each Parameter to the ranks' weighted sum, in place, where compiled functions read it."""
+        """Set each Parameter to its mean over the ranks, in place, where compiled functions read it."""
         if self.count == 1 or not parameters:
             return
         values = [parameter.asnumpy().astype(np.float32) for parameter in parameters]
-        sums = self.total(weight * np.concatenate([value.ravel() for value in values]))
+        sums = self.total(np.concatenate([value.ravel() for value in values])) / self.count
         parts = np.split(sums, np.cumsum([value.size for value in values])[:-1])
         for parameter, value, part in zip(parameters, values, parts, strict=True):
             ops.assign(parameter, Tensor(part.reshape(value.shape)).astype(parameter.dtype))
+
+    def copy_first(self, parameters: Sequence[Parameter]) -> None:
+        """Set each Parameter to its value on rank 0."""
+        if self.count > 1:
+            copy_first(parameters)
 
     def settings(self, settings: TrainSettings) -> TrainSettings:
         """The settings with this rank's part of the data; an error where they contradict the job."""

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from scripts import checkpoint, heartbeat
 from scripts.averages import WeightAverage
-from scripts.blocks import chooses_blocks, keep_blocks, kept_blocks
+from scripts.blocks import BLOCKS, chooses_blocks, keep_blocks, kept_blocks
 from scripts.build import build, make_convolutions_fast, select_device, whole_steps
 from scripts.config import differences, load_config, save_config
 from scripts.errors import UserError, writing
@@ -349,7 +349,7 @@ def _save(run: Run, recorder: Recorder) -> None:
         if run.saved != run.position.step:
             tensors = checkpoint.tensors_of(run.cells)
             if run.ranks.leads:
-                if run.saved < 0 and chooses_blocks(run.settings):
+                if chooses_blocks(run.settings) and (run.saved < 0 or not (run.folder / BLOCKS).is_file()):
                     keep_blocks(run.folder, run.stepper.optimizer)
                 checkpoint.save(run.folder / CHECKPOINTS, tensors, run.position, run.settings.keep)
         elif run.ranks.leads:

@@ -128,23 +128,24 @@ class Ranks:
         whole = np.concatenate(parts, 1)
         return [whole[index, :length] for index, length in enumerate(lengths)]
 
-    def copy_first(self, parameters: Sequence[Parameter]) -> None:
-        """Set each Parameter to rank 0's value, in place: to the bit, whatever its type.
 
-        A CPU's Broadcast knows float32 and int32, and takes others for one of them without a word.
-        """
-        broadcast = ops.Broadcast(0)
-        for parameter in parameters:
-            if parameter.dtype in (ms.float32, ms.int32):
-                value = broadcast((parameter.value(),))[0]
-            elif parameter.dtype in (ms.float16, ms.bfloat16):
-                value = broadcast((parameter.value().astype(ms.float32),))[0].astype(parameter.dtype)
-            else:
-                own = parameter.asnumpy()
-                words = np.frombuffer(own.tobytes() + bytes(-own.nbytes % 4), np.int32)
-                found = broadcast((Tensor(words.copy()),))[0].asnumpy().tobytes()[: own.nbytes]
-                value = Tensor(np.frombuffer(found, own.dtype).reshape(own.shape).copy())
-            ops.assign(parameter, value)
+def copy_first(parameters: Sequence[Parameter]) -> None:
+    """Set each Parameter to rank 0's value, in place: to the bit, whatever its type.
+
+    A CPU's Broadcast knows float32 and int32, and takes others for one of them without a word.
+    """
+    broadcast = ops.Broadcast(0)
+    for parameter in parameters:
+        if parameter.dtype in (ms.float32, ms.int32):
+            value = broadcast((parameter.value(),))[0]
+        elif parameter.dtype in (ms.float16, ms.bfloat16):
+            value = broadcast((parameter.value().astype(ms.float32),))[0].astype(parameter.dtype)
+        else:
+            own = parameter.asnumpy()
+            words = np.frombuffer(own.tobytes() + bytes(-own.nbytes % 4), np.int32)
+            found = broadcast((Tensor(words.copy()),))[0].asnumpy().tobytes()[: own.nbytes]
+            value = Tensor(np.frombuffer(found, own.dtype).reshape(own.shape).copy())
+        ops.assign(parameter, value)
 
 
 def _gathering(group: str, place: int, members: int) -> Callable[[np.ndarray], np.ndarray]:

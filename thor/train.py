@@ -22,11 +22,11 @@ from thor.accumulation import Adder, Clearer, Values, accumulators
 from thor.agreement import refresh_alike, settings_to_share
 from thor.blocks import check_int
 from thor.diagnose import all_finite, complaint, first_bad_layer
-from thor.distributed import Means, alone, same_everywhere
+from thor.distributed import Means, alone, copy_first, same_everywhere
 from thor.moving import MovingAverages
 from thor.optimizer import RECOMPILE_SHARE, THOR
 from thor.parameters import addresses, int_parameter, read, write
-from thor.update import Estimate, Update, checked, in_one_thread, scaling
+from thor.update import Estimate, Update, checked, in_one_thread, no_more_parameters, scaling
 
 CURVATURE_GRAPHS = ("curvature", "add_curvature", "finish_curvature")
 OF_ACTIVE_LAYERS = (*CURVATURE_GRAPHS, "average")  # built anew without layers that have stopped
@@ -77,7 +77,7 @@ class TrainStep(nn.Cell):
         self._update = Update(optimizer.inner, optimizer._captured, options.clip, decays, options.clip_each, ranks)
         if ranks is not None:
             same_everywhere(ranks, settings_to_share(optimizer, self.accumulate))
-            ranks.copy_first(list(self.network.get_parameters()))
+            copy_first(list(self.network.get_parameters()))
         self._in_graph = optimizer.active_layers
         self._compiled: dict[str, Callable[..., Any]] = {}
         # what graphs read and write
@@ -85,7 +85,7 @@ class TrainStep(nn.Cell):
         self._scales: dict[float, Tensor] = {}
         self._scaled = optimizer.scaled
         self._storage: list[int] = []
-        self._changes = getattr(optimizer.inner, "changes", 0)
+        self._changes = -1  # of the inner optimizer's options
         self._sums_storage: list[int] = []
         self._averaged: dict[str, int] = {}  # bytes of the means over ranks, by kind of step
         self._sent_by_refresh = 0
@@ -200,9 +200,9 @@ class TrainStep(nn.Cell):
 
     def _function(self, name: str, build: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
         if name not in self._compiled:
-            self.graphs, self.compilations = self.graphs + 1, self.compilations + (name in CURVATURE_GRAPHS)
+            self.compilations += name in CURVATURE_GRAPHS
             function = build()
-            self._compiled[name] = ms.jit(function) if self._jit else function
+            self._compiled[name], self.graphs = (ms.jit(function) if self._jit else function), self.graphs + self._jit
         return self._compiled[name]
 
     def _forward(self) -> Callable[..., Any]:
@@ -375,8 +375,8 @@ class TrainStep(nn.Cell):
         inner = self.optimizer.inner
         moved = bool(self._storage) and self._storage != addresses(self._state)
         changed = getattr(inner, "changes", 0) != self._changes
-        if changed and len(inner.parameters) != len(self._weights):
-            raise ValueError("inner was given more Parameters since THOR was made of it: give it all of them before")
+        if changed:
+            no_more_parameters(inner, self.optimizer.decays)
         if moved:
             self._moving.forget()
         if moved or changed:

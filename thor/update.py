@@ -87,6 +87,7 @@ class Update(nn.Cell):
         clip_each: float | None = None, ranks: Ranks | None = None,
     ):  # fmt: skip
         super().__init__(auto_prefix=False)
+        no_more_parameters(inner, decays)
         self.inner = inner
         self.weights = inner.parameters
         self.layers, self.indices = tuple(range(len(layers))), tuple(range(len(inner.parameters)))
@@ -199,6 +200,12 @@ class Update(nn.Cell):
         if self.group_rates:
             rate = rate[index]
         return rate
+
+
+def no_more_parameters(inner: nn.Optimizer, decays: tuple[float, ...]) -> None:
+    """Refuse an optimizer that was given Parameters (Adafactor's ``add_param_group``) after THOR had read them."""
+    if len(inner.parameters) != len(decays):
+        raise ValueError("inner was given more Parameters since THOR was made of it: give it all of them before")
 
 
 def entry(values, index):

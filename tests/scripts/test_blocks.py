@@ -29,6 +29,8 @@ def test_a_run_goes_on_with_its_blocks_without_the_cache(tmp_path, monkeypatch):
     assert run.finished and not cache.exists(), "nothing was measured anew"
     expected, found = last_tensors(whole.folder), last_tensors(run.folder)
     assert all(np.array_equal(expected[name], found[name]) for name in expected)
+    with pytest.raises(UserError, match="cannot be written"):
+        blocks.keep_blocks(tmp_path / "nowhere", run.stepper.optimizer)
     (run.folder / blocks.BLOCKS).write_text('{"block_size": 0}')
     with pytest.raises(UserError, match=r"blocks\.json: does not hold the blocks of a run"):
         train(settings_of(tmp_path, "parts"), resume=True, console=quiet())

@@ -36,6 +36,11 @@ def test_a_block_that_says_nothing_leaves_what_stands_below_it(tmp_path):
     assert load_config(path, own).thor.damping_schedule.final == 0.1
 
 
+def test_merged_mappings_of_yaml_may_have_keys_of_their_own(tmp_path):
+    (tmp_path / "c.yaml").write_text("a: &a {x: 1}\nb:\n  c: &c\n    <<: *a\n    x: 2\nd:\n  <<: *c\n")
+    assert read_yaml(tmp_path / "c.yaml") == {"a": {"x": 1}, "b": {"c": {"x": 2}}, "d": {"x": 2}}
+
+
 def test_short_forms():
     settings = load_config(None, ["--thor.refresh", "thor_nt", "--thor.interval", "50", "--thor.schedule", "linear"])
     assert settings.thor.refresh.preset == "thor_nt"

@@ -52,6 +52,15 @@ def test_dry_run_of_a_job_of_several_ranks_needs_no_job(tmp_path, optimizer):
     assert "batch 8 (2 on each of 4 ranks)" in console.file.getvalue()
 
 
+@pytest.mark.parametrize(
+    "own, words", [({"grad_worker_fraction": 0.75}, "0.75 of 4 ranks is 3"), ({"block_size": "auto"}, "thor profile")]
+)
+def test_dry_run_of_a_job_refuses_what_the_job_will_refuse(tmp_path, own, words):
+    data = {"folder": str(tmp_path / "data"), "ranks": 4}
+    with pytest.raises(UserError, match=words):
+        dry_run.show(tiny_settings(tmp_path, "thor", data=data, thor=own), quiet())
+
+
 def test_dry_run_without_a_text_counts_on_the_vocabulary_that_is_asked_for(tmp_path):
     console = Console(file=io.StringIO(), width=160)
     data = {"name": "text", "objective": "next", "folder": str(tmp_path / "none"), "vocabulary": 300, "length": 16}

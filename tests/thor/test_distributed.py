@@ -49,7 +49,7 @@ def test_what_ranks_copy_is_the_same_to_the_bit_whatever_its_type(monkeypatch):
         "bool": np.array([True, False, True]),
     }
     parameters = [Parameter(Tensor(value), name=name) for name, value in values.items()]
-    distributed.Ranks.copy_first(None, parameters)
+    distributed.copy_first(parameters)
     assert set(sent) == {ms.float32, ms.int32}
     for parameter, value in zip(parameters, values.values(), strict=True):
         assert parameter.asnumpy().dtype == value.dtype and parameter.shape == value.shape

@@ -5,7 +5,8 @@ import pytest
 from mindspore import nn
 
 import first_order
-from tests.networks import Mlp, batch, make, values
+import thor
+from tests.networks import Mlp, batch, make, squared_error, values
 
 
 def steps(step, count):
@@ -49,3 +50,12 @@ def test_parameters_that_inner_is_given_later_are_refused():
     inner.add_param_group({"params": [more.weight]})
     with pytest.raises(ValueError, match="inner was given more Parameters since THOR was made of it"):
         step(*batch())
+
+
+def test_nor_before_the_step_is_made():
+    net, more = Mlp(), nn.Dense(2, 2)
+    inner = first_order.Adafactor(net.trainable_params(), 0.01)
+    optimizer = thor.THOR(net, None, 0.1, inner=inner)
+    inner.add_param_group({"params": [more.weight]})
+    with pytest.raises(ValueError, match="inner was given more Parameters since THOR was made of it"):
+        thor.TrainStep(net, squared_error, optimizer)
