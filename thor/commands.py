@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -77,13 +78,16 @@ def profile(
     memory: Annotated[float | None, typer.Option(help="GiB that the profiler may hold; half of what is free")] = None,
     inverse: Annotated[str | None, typer.Option(help="lapack, cholesky or newton-schulz")] = None,
     seed: Annotated[int, typer.Option(help="of synthetic data, initial weights and sampling")] = 0,
-    fresh: Annotated[bool, typer.Option("--fresh", help="do not go on from an interrupted profile")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="measure anew where --out has a profile already")] = False,
 ) -> None:  # fmt: skip
     """Measure a network's block sizes on a device, and choose one."""
     with _clear_errors():
         import mindspore as ms
 
         _check_options(out, threshold, damping, budget)
+        if memory is not None:
+            number("--memory", memory, 0.0, open_low=True)
+        resume = _to_go_on_from(out, fresh)
         name = device.select(device_name)
         ms.set_seed(seed)
         shape = target.parse_shape(input) if input is not None else None
@@ -100,9 +104,10 @@ def profile(
             damping=damping, skip=tuple(skip or ()), inverse=inverse, describe=describe,
             memory=int(memory * 2**30) if memory is not None else available_memory() // 2,
         )  # fmt: skip
+        _count_batches(task, batches)
         _try_network(net, task)
         _say(f"profiling {network} on {name}; at most {task.memory / 2**30:.1f} GiB held")
-        result = _measure(task, out, fresh)
+        result = _measure(task, out, resume)
         report.show(result, console, interval, budget)
         if out is not None:
             _draw(result, out)
@@ -140,6 +145,13 @@ def _parse_dims(text: str | None) -> list[int] | None:
         ) from None
 
 
+def _count_batches(task: Task, asked: int) -> None:
+    """Refuse data that run out: the report would tell of batches that nothing was averaged over."""
+    there = sum(1 for _ in islice(task.batches(), asked))
+    if 0 < there < asked:
+        raise target.UsageError(f"--batches {asked}: the data has {there} only")
+
+
 def _try_network(net: Any, task: Task) -> None:
     """One forward pass, so that a wrong shape is reported before anything is measured."""
     inputs = next(task.batches(), None)
@@ -170,17 +182,26 @@ def _computed(output: Any) -> Any:
     return output
 
 
-def _measure(task: Task, out: Path | None, fresh: bool) -> Profile:
+def _to_go_on_from(out: Path | None, fresh: bool) -> Profile | None:
+    """An interrupted profile; an error where there is a complete one, or something else."""
+    if out is None or fresh or not out.exists():
+        return None
+    try:
+        found = Profile.load(out, partial=True)
+    except ProfileError as error:
+        raise ProfileError(f"{error} (give --fresh to overwrite it, or another --out)") from error
+    if found.complete:
+        about = found.settings.get("network", "a network")
+        raise target.UsageError(
+            f"--out {out}: holds a complete profile of {about}, which thor show prints; give --fresh to measure anew, "
+            f"or another --out"
+        )
+    _say(f"going on from {out}: {len(found.calls)} times and {len(found.layers)} layers are there")
+    return found
+
+
+def _measure(task: Task, out: Path | None, resume: Profile | None) -> Profile:
     """Measure with progress bars; an interrupt keeps what was measured."""
-    resume = None
-    if out is not None and out.exists() and not fresh:
-        try:
-            found = Profile.load(out, partial=True)
-        except ProfileError as error:
-            raise ProfileError(f"{error} (give --fresh to overwrite it, or another --out)") from error
-        resume = None if found.complete else found
-        if resume is not None:
-            _say(f"going on from {out}: {len(resume.calls)} times and {len(resume.layers)} layers are there")
     saved = _Saver(out)
     try:
         with _interruptible(), _Bars() as bars:

@@ -92,6 +92,8 @@ def device(
 
 def port(number: int, free: bool) -> Finding:
     """A port that a job's scheduler is to listen at."""
+    if not 1024 <= number <= 65535:
+        return Finding("port", "fail", f"{number} is none that a job may take", "give one of 1024 to 65535")
     if free:
         return Finding("port", "ok", f"{number} is free")
     cure = f"end what listens there (ss -ltnp 'sport = :{number}'), or give msrun another --master_port"

@@ -105,11 +105,13 @@ def leave_mark(folder: Path, name: str) -> tuple[float, float]:
 
 
 def is_free(port: int) -> bool:
-    """Whether a process could listen at a port of this host."""
+    """Whether nobody listens at a port of this host."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: a closed connection is no listener
         try:
             probe.bind(("", port))
+        except PermissionError:  # a low one, which nobody need have taken
+            return True
         except (OSError, OverflowError):
             return False
     return True

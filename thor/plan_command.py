@@ -25,6 +25,7 @@ from thor.scale.workload import layer_loads
 console = Console()
 #: What gathering factors adds to a step, in first-order steps: ResNet-20's curvature step (1.82) less its plain step
 #: (1.02), on a CPU (docs/speed.md, "What a step costs"). On other devices an assumption: give --factor-ms.
+USUAL_SHARES = (0.5, 0.125)  # of the ranks, which hold a layer's inverses
 FACTOR_SHARE = 0.80
 #: What preconditioning adds, as a share of a first-order step: ResNet-20's plain step there (1.02). Give
 #: --precondition-ms where it is known.
@@ -57,7 +58,9 @@ def plan_command(
     ] = None,
     block_size: Annotated[int | None, typer.Option(help="the profile's choice where not given")] = None,
     split: Annotated[str, typer.Option(help=", ".join(SPLITS))] = "block+mean",
-    fractions: Annotated[str, typer.Option(help="shares of the ranks that hold a layer's inverses")] = "0.5,0.125",
+    fractions: Annotated[
+        str | None, typer.Option(help="shares of the ranks that hold a layer's inverses; 0.5,0.125 where they divide")
+    ] = None,
     per: Annotated[str, typer.Option(help="what one rank inverts whole: layer, factor or block")] = "block",
     overlap: Annotated[float, typer.Option(help="share of the gradients' all-reduce behind the backward pass")] = 0.0,
     network: Annotated[
@@ -76,7 +79,7 @@ def plan_command(
     if out is not None and out.suffix != ".json":
         raise ValueError(f"--out {out}: give a name that ends in .json; the picture is written beside it")
     counts = _listed("--devices", devices, int)
-    shares = _listed("--fractions", fractions, float)
+    shares = _listed("--fractions", fractions, float) if fractions is not None else None
     for count in counts:
         check_int("--devices", count, 1)
     settings = Settings(
@@ -96,7 +99,11 @@ def plan_command(
     found = Profile.load(profile)
     plan = BlockPlan(block_size=found.crossing().chosen if block_size is None else block_size, split=split)
     loads = layer_loads(found, plan)
-    estimates = [each for count in counts for each in simulate(loads, settings, links, count, shares)]
+    estimates = [
+        each
+        for count in counts
+        for each in simulate(loads, settings, links, count, _dividing(count) if shares is None else shares)
+    ]
     beside = compared(estimates, times, measured) if measured is not None else None
     name = found.settings.get("network", profile.stem)
     about = f"{name}, {plan.describe()}, inverses of {found.environment['device']}, refresh every {interval} steps"
@@ -115,6 +122,11 @@ def plan_command(
                    "network": links.to_dict()}  # fmt: skip
         out.write_text(json.dumps(report.to_dict(estimates, numbers), indent=1), encoding="utf-8")
         console.print(f"wrote {out} and {picture}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _dividing(devices: int) -> list[float]:
+    """Of the usual shares those that are groups of so many devices."""
+    return [share for share in USUAL_SHARES if devices % round(1 / share) == 0]
 
 
 def _listed(name: str, text: str, kind: type[int] | type[float]) -> list[Any]:

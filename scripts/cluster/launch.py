@@ -59,6 +59,8 @@ def launch(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="show the command and its environment only")] = False,
 ) -> None:
     """Run the job; see the module's text."""
+    if port is not None and port + restarts > 65535:
+        raise UserError(f"port = {port}: must leave one for each restart, and {port} + {restarts} is above 65535")
     if nodes > 1 and port is None:
         raise UserError(f"port is needed with nodes = {nodes}: the same on all hosts, such as --port 8118")
 
@@ -88,7 +90,7 @@ def launch(
             trial = Attempt(job(attempt, begun), limits, lambda: len(asked))
             outcome = trial()
             begun = begun or trial.begun
-            if outcome.status != 1 or attempt == restarts:
+            if outcome.status != 1 or attempt == restarts or asked:
                 break
             typer.echo(f"{outcome.message}; restart {attempt + 1} of {restarts}", err=True)
     raise typer.Exit(_ended(outcome))

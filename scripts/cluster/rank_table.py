@@ -161,11 +161,15 @@ def parse_host(text: str) -> tuple[str, list[tuple[int, str]]]:
     if not equals or not devices:
         raise UserError(f"--host {text}: must be ADDRESS=hccn.conf or ADDRESS=IP,IP,...")
     path = Path(devices)
-    if not path.is_file():
-        if devices.endswith(".conf"):
-            raise UserError(f"--host {text}: {path}: no such file")
+    if "," in devices or not (path.is_file() or devices.endswith(".conf")):
         return address, list(enumerate(devices.split(",")))
-    found = re.findall(r"^address_(\d+)\s*=\s*(\S+)", path.read_text(), re.MULTILINE)
+    try:
+        lines = path.read_text(errors="replace")  # of comments in another encoding
+    except FileNotFoundError:
+        raise UserError(f"--host {text}: {path}: no such file") from None
+    except OSError as error:
+        raise UserError(f"--host {text}: {path}: cannot be read ({error.strerror})") from None
+    found = re.findall(r"^address_(\d+)\s*=\s*(\S+)", lines, re.MULTILINE)
     if not found:
         raise UserError(f"--host {text}: {path} has no line such as address_0=192.168.100.101")
     return address, sorted((int(number), ip) for number, ip in found)

@@ -25,15 +25,18 @@ PORT = 8118  # of the pods' own network: nobody else is there
 
 # What a value must look like; all of them go into a file that a cluster executes.
 _FORMS = {
-    "name": (r"[a-z0-9]([-a-z0-9]{0,50}[a-z0-9])?", "lower-case letters, digits and dashes, as in resnet50-thor"),
+    "name": (r"[a-z]([-a-z0-9]{0,50}[a-z0-9])?", "lower-case letters, digits and dashes, as in resnet50-thor"),
     "namespace": (r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", "lower-case letters, digits and dashes"),
     "queue": (r"[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?", "lower-case letters, digits and dashes"),
     "claim": (r"[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?", "lower-case letters, digits and dashes"),
     "image": (r"[\w][\w./:@-]*", "as in registry/name:tag"),
-    "memory": (r"\d+(Ki|Mi|Gi|Ti|[KMGT])", "as in 256Gi (Kubernetes) or 256G (Slurm)"),
     "time": (r"(\d+-)?\d{1,2}(:\d{2}){0,2}", "as in 24:00:00 or 2-00:00:00"),
     "gres": (r"[\w:.,-]+", "as in npu:8"),
     "shared": (r"/[\w./-]*", "an absolute path without spaces"),
+}
+_MEMORY = {
+    "volcano.yaml": (r"\d+(Ki|Mi|Gi|Ti|[kMGT])", "as in 256Gi, as Kubernetes has it"),
+    "slurm.sh": (r"\d+[KMGT]", "as in 256G, as Slurm has it"),
 }
 
 Name = Annotated[str, typer.Option(help="of the job")]
@@ -50,7 +53,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions
 
 def render(template: str, values: dict[str, Any]) -> str:
     """A template with values of the form that each must have."""
-    for name, (form, hint) in _FORMS.items():
+    for name, (form, hint) in (_FORMS | {"memory": _MEMORY[template]}).items():
         if name in values and not re.fullmatch(form, values[name]):
             raise UserError(f"{name} = {values[name]!r}: must be {hint}")
     return Template((TEMPLATES / template).read_text()).substitute(values)
@@ -94,8 +97,8 @@ def volcano(
 
 
 def _unexpanded(text: str) -> str:
-    """Text that Kubernetes leaves alone: it takes $(NAME) for a variable."""
-    return text.replace("$(", "$$(")
+    """Text that Kubernetes leaves alone: it takes $(NAME) for a variable, and $$ for one $."""
+    return text.replace("$", "$$")
 
 
 @app.command()
@@ -116,8 +119,8 @@ def slurm(
     """A batch script for Slurm."""
     values = {
         "name": name, "time": time, "gres": gres or f"npu:{devices}", "nodes": nodes, "devices": devices,
-        "restarts": restarts, "cpus": cpus, "memory": memory, "repository": shlex.quote(str(repository)),
-        "arguments": training(config, arguments or []),
+        "restarts": restarts, "starts": restarts + 1, "cpus": cpus, "memory": memory,
+        "repository": shlex.quote(str(repository)), "arguments": training(config, arguments or []),
     }  # fmt: skip
     _write(render("slurm.sh", values), file)
 

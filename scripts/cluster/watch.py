@@ -149,7 +149,7 @@ def hung(seen: Seen, started: float, now: float, limits: Limits) -> tuple[int, f
     silent = {}
     for rank in seen.states:
         beat = seen.beats.get(rank)
-        if beat is not None and beat.doing == DONE:
+        if seen.states[rank] == "gone":
             continue
         age = now - (beat.at if beat is not None else started)
         limit = limits.start if beat is None or beat.doing == STARTING else limits.hang
@@ -268,10 +268,10 @@ class Attempt:
         failed = failure(seen, lambda rank: _text(self._log(rank)))
         if failed is not None:
             rank, cause = failed
-            if STOPPED in seen.statuses.values():
-                return _BY_FILE
-            if asked or INTERRUPTED in seen.statuses.values():
-                return _BY_REQUEST
+            by_file = STOPPED in seen.statuses.values()
+            ending = by_file or asked or INTERRUPTED in seen.statuses.values()
+            if ending and (cause.kind > Kind.EXCEPTION or cause.message.startswith("KeyboardInterrupt")):
+                return _BY_FILE if by_file else _BY_REQUEST
             must_mend = cause.kind is Kind.USER and USAGE_ERROR in seen.statuses.values()
             return Outcome(USAGE_ERROR if must_mend else 1, self._told(rank, cause.message))
         if status == 0:

@@ -101,6 +101,10 @@ def test_own_data_are_averaged_over_batches_and_fresh_overwrites_what_was_there(
     assert result.exit_code == 0, result.output
     assert "synthetic" not in result.stdout and "data: tinynetwork:batches, 2 batches" in result.stdout
     assert [layer.name for layer in Profile.load(out).layers] == ["0"]
+    before = out.read_bytes()
+    message = refused("profile", "tinynetwork:autoencoder", "--input", "8,6", "--out", out)
+    assert "holds a complete profile of tinynetwork:build" in message and "--fresh" in message
+    assert out.read_bytes() == before
 
 
 @pytest.mark.parametrize(
@@ -120,6 +124,9 @@ def test_own_data_are_averaged_over_batches_and_fresh_overwrites_what_was_there(
             ),
         ),
         (["tinynetwork:build", "--data", "tinynetwork:nothing"], ("the data has no batch",)),
+        (["tinynetwork:build", "--data", "tinynetwork:batches", "--batches", "99"], ("--batches 99: the data has",)),
+        (["tinynetwork:build", "--input", "8,6", "--memory", "inf"], ("--memory must be finite",)),
+        (["tinynetwork:build", "--input", "8,6", "--memory", "0"], ("--memory must be", "0")),
         ([*TINY[:-1], "1,x"], ("--dims '1,x'", "positive integers")),
         ([*TINY[:-1], "0,4"], ("--dims '0,4'", "positive integers")),
         ([*TINY[:-1], "-4,4"], ("--dims '-4,4'", "positive integers")),

@@ -106,6 +106,9 @@ def test_a_port_is_free_until_somebody_listens():
         number = listener.getsockname()[1]
         assert not doctor_command.is_free(number) and doctor.port(number, False).level == "fail"
     assert doctor_command.is_free(number) and not doctor_command.is_free(70_000)
+    for number in (0, 80, 70_000):  # which the launcher refuses
+        found = doctor.port(number, True)
+        assert found.level == "fail" and "1024 to 65535" in found.cure
 
 
 def test_the_environment_of_a_python(tmp_path):

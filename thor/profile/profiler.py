@@ -23,6 +23,7 @@ from thor.blocks import BlockPlan, Cut, check_int, even_cut
 from thor.options import skip_patterns
 from thor.profile import gather, spectral, timing
 from thor.profile.choice import check_candidates, default_candidates
+from thor.profile.layer_plan import block_seconds
 from thor.profile.records import FactorMeasure, LayerMeasure, Profile, RefreshMeasure
 from thor.refresh import pi_split
 
@@ -203,8 +204,7 @@ def _modelled_refresh(profile: Profile, shapes: Sequence[timing.FactorShape], di
     total = 0.0
     for shape in shapes:
         size, count = even_cut(shape.dim, dim)
-        nearest = min(profile.dims, key=lambda candidate: abs(candidate - size))
-        total += shape.copies * count * profile.blocks[nearest].median * (size / nearest) ** 3
+        total += shape.copies * count * block_seconds(profile, size)
     return timing.Timing(total, total, total, 0)
 
 

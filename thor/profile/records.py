@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from thor.blocks import ORDERS, SPLITS, BlockPlan
+from thor.blocks import ORDERS, SPLITS, BlockPlan, check_int
 from thor.json_text import parse
 from thor.profile.choice import Crossing, choose, kept_shares, performances
 from thor.profile.timing import FactorShape, Timing, floor_reaches, shapes_of_layer
@@ -254,6 +254,8 @@ def _layer(data: Mapping[str, Any]) -> LayerMeasure:
     factors: list[FactorMeasure] = []
     for side in ("a", "g"):
         factor = FactorMeasure(**{key: value for key, value in data[side].items() if key in known})
+        for name in ("dim", "copies"):
+            check_int(f"{name} of factor {factor.name}", getattr(factor, name), 1)
         if not set(factor.loss) <= set(ORDERS) or not set(factor.error) <= set(SPLITS):
             raise ValueError(f"unknown order or split in {factor.name}")
         factors.append(factor)

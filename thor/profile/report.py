@@ -49,7 +49,7 @@ def _curves_table(profile: Profile, interval: int) -> Table:
     table = Table(
         title=f"block size: {crossing.chosen}  ({_where(profile)})", title_style="bold", collapse_padding=True
     )
-    names = ["block", "kept", "p1/pn", "one inverse", "refresh", "per step", "state"]
+    names = ["block", "kept", f"p{profile.dims[0]}/pn", "one inverse", "refresh", "per step", "state"]
     if positions:
         names.insert(2, "kept *")
     for name in names:
@@ -81,10 +81,10 @@ def _where(profile: Profile) -> str:
 
 def _notes(profile: Profile) -> list[RenderableType]:
     notes: list[RenderableType] = [
-        f"kept: share of factors with a spectral loss below {profile.threshold:.1%}; "
-        f"launch floor {duration(profile.calls[profile.dims[0]].median)}"
+        f"kept: share of factors with a spectral loss below {100 * profile.threshold:.3g}%"
+        + (f"; launch floor {duration(profile.calls[1].median)}" if profile.dims[0] == 1 else "")
     ]
-    floor = profile.floor_reaches()
+    floor = profile.floor_reaches() if profile.dims[0] == 1 else None
     if floor is not None:
         notes.append(
             f"[yellow]up to {floor} one inverse costs what its call costs: p1/pn says nothing about sizes below, "
@@ -144,8 +144,8 @@ def draw(profile: Profile, path: Path) -> None:
     crossing, dims = profile.crossing(), profile.dims
     at = [_place(dims, dim) for dim in dims]
     fine = np.unique(np.concatenate([np.geomspace(a, b, 40) for a, b in zip(dims, dims[1:], strict=False)]))
-    curves = [(profile.kept(), "o", KEPT_COLOR, f"factors kept (loss < {profile.threshold:.0%})"),
-              (profile.performance(), "s", TIME_COLOR, "speed of one inverse, p1 / pn")]  # fmt: skip
+    curves = [(profile.kept(), "o", KEPT_COLOR, f"factors kept (loss < {100 * profile.threshold:.3g}%)"),
+              (profile.performance(), "s", TIME_COLOR, f"speed of one inverse, p{dims[0]} / pn")]  # fmt: skip
     if _has_positions(profile) and profile.kept("position") != profile.kept():
         curves.insert(1, (profile.kept("position"), "^", "#7fb2d9", "factors kept, position-major"))
     for values, marker, color, label in curves:  # straight between candidates, as the crossing is computed

@@ -7,7 +7,8 @@
     all-gather          (p-1), (p-1)/p            log2 p, (p-1)/p            bytes: of the gathered whole
 
 (Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH", 2005.) For other p,
-halving takes the largest power of two below it; the other ranks hand their data over first and get the result last.
+halving takes the largest power of two below it; the other ranks hand their data over first (all of it, or a p-th of the
+gathered whole) and get the result last.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ def hops_and_volume(collective: str, ranks: int, algorithm: str) -> tuple[float,
         return passes * (ranks - 1), passes * (ranks - 1) / ranks
     power = 1 << (ranks.bit_length() - 1)
     hops, volume = passes * math.log2(power), passes * (power - 1) / power
-    return (hops, volume) if power == ranks else (hops + 2, volume + 2)
+    if power == ranks:
+        return hops, volume
+    return hops + 2, volume + 1 + (1 if collective == "all_reduce" else 1 / ranks)
 
 
 @dataclass(frozen=True)

@@ -123,7 +123,7 @@ def strategies(devices: int, fractions: Sequence[float]) -> dict[str, Grid]:
     for fraction in sorted(set(fractions), reverse=True):
         grid = Grid.from_fraction(devices, fraction)
         if 1 < grid.workers < devices:
-            grids[f"{fraction:g}"] = grid
+            grids[f"{grid.workers / devices:.4g}"] = grid  # what it was rounded to
     if devices > 1:
         grids["one"] = Grid.from_fraction(devices, 0.0)
     return grids

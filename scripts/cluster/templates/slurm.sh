@@ -15,7 +15,7 @@ set -euo pipefail
 cd $repository
 export PATH=$repository/.venv/bin:"$$PATH"
 MASTER=$$(scontrol show hostnames "$$SLURM_JOB_NODELIST" | sed -n 1p) # head would leave scontrol a closed pipe
-PORT=$$((10000 + SLURM_JOB_ID % 50000)) # jobs that share a host do not meet
+PORT=$$((10000 + SLURM_JOB_ID * $starts % 50000)) # one for each start: jobs that share a host do not meet
 export MASTER PORT
 # Since Slurm 22.05 srun does not take --cpus-per-task from above by itself: all ranks would share one core.
 # shellcheck disable=SC2016 # the variables are each host's own

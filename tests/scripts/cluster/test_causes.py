@@ -106,4 +106,7 @@ def test_hanging():
     assert hung(starting, 0.0, 101.0, Limits(hang=0.0, start=100.0)) is not None, "0 is no limit, each for itself"
     assert hung(starting, 0.0, 1e6, Limits(hang=10.0, start=0.0)) is None
     assert hung(waiting, 0.0, 11.0, Limits(hang=10.0, start=0.0)) == (1, 11.0)
-    assert hung(Seen(states=states, beats={0: at(9, "done"), 1: at(9, "done")}), 0.0, 999.0, limits) is None
+    ended = {0: at(9, "done"), 1: at(9, "done")}
+    assert hung(Seen(states={0: "gone", 1: "gone"}, beats=ended), 0.0, 999.0, limits) is None
+    assert hung(Seen(states={0: "gone", 1: "alive"}, beats=ended), 0.0, 9.0, limits) is None
+    assert hung(Seen(states={0: "gone", 1: "alive"}, beats=ended), 0.0, 11.0, limits) == (1, 11.0), "as it ends"

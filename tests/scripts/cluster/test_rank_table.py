@@ -60,6 +60,17 @@ def test_what_is_wrong_is_named(change, message):
     assert message in broken(change)
 
 
+def test_many_addresses_are_no_file():
+    addresses = [f"192.168.100.{number}" for number in range(100)]
+    assert parse_host(f"10.0.0.1={','.join(addresses)}") == ("10.0.0.1", list(enumerate(addresses)))
+
+
+def test_a_comment_in_another_encoding(tmp_path):
+    path = tmp_path / "hccn.conf"
+    path.write_bytes(b"# \xc4\xe3\xba\xc3\naddress_0=192.168.100.101\n")
+    assert parse_host(f"10.0.0.1={path}") == ("10.0.0.1", [(0, "192.168.100.101")])
+
+
 def test_hosts_by_their_hccn_conf(tmp_path):
     path = tmp_path / "hccn.conf"
     path.write_text("address_1=192.168.101.101\nnetmask_1=255.255.255.0\naddress_0=192.168.100.101\n")
@@ -69,6 +80,7 @@ def test_hosts_by_their_hccn_conf(tmp_path):
         (f"h={path}", "has no line such as address_0"),
         ("10.0.0.1", "must be ADDRESS=hccn.conf"),
         ("10.0.0.1=missing.conf", "missing.conf: no such file"),
+        ("10.0.0.1=/.conf/x.conf", "no such file"),
     ):
         with pytest.raises(UserError, match=re.escape(message)):
             parse_host(text)

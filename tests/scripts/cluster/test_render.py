@@ -99,7 +99,7 @@ SLURM = ["slurm", "--name", "r50", "--config", "c.yaml"]
 @pytest.mark.parametrize(("nodes", "restarts"), [(1, 0), (4, 3)])
 def test_volcano(nodes, restarts, tmp_path):
     size = ["--nodes", nodes, "--restarts", restarts]
-    text = rendered(*VOLCANO, *size, "--", "--optimizer", "momentum", "--data.folder", "a b$(c)")
+    text = rendered(*VOLCANO, *size, "--", "--optimizer", "momentum", "--data.folder", "a b$(c)$$(d)$$e")
     job = VolcanoJob.model_validate(yaml.safe_load(text))
     assert restarts_allowed(job.spec.maxRetry) == restarts
     assert [action_at(status, job.spec.policies) for status in (1, USAGE_ERROR, STOPPED, INTERRUPTED)] == [
@@ -113,12 +113,38 @@ def test_volcano(nodes, restarts, tmp_path):
     assert container.env == [{"name": "OMP_NUM_THREADS", "value": "8"}] and container.resources["limits"]["cpu"] == "64"
     mounted = {mount["name"] for mount in container.volumeMounts}
     assert mounted == {volume["name"] for volume in task.template.spec.volumes}
-    command = container.args[0].replace("$$(", "$(")  # as Kubernetes reads it
+    command = as_kubernetes_reads(container.args[0])
     taken = launched(command.replace("exec python", sys.executable, 1), {"VC_TASK_INDEX": str(nodes - 1)}, tmp_path)
     assert f"--worker_num={8 * nodes}" in taken and f"--node_rank={nodes - 1}" in taken
     assert f"--master_addr={'127.0.0.1' if nodes == 1 else 'r50-worker-0.r50'}" in taken
-    settings = ["--optimizer", "momentum", "--data.folder", "a b$(c)", "--out", "/shared/runs/r50"]
+    settings = ["--optimizer", "momentum", "--data.folder", "a b$(c)$$(d)$$e", "--out", "/shared/runs/r50"]
     assert taken[-10:] == ["--config", "c.yaml", "--resume", "auto", *settings]
+
+
+def as_kubernetes_reads(text: str) -> str:
+    """$$ is one $, and $(NAME) a variable (third_party/forked/golang/expansion); of no variable there is a value."""
+    return re.sub(r"\$\$|\$\((\w+)\)", lambda found: f"<{found[1]}>" if found[1] else "$", text)
+
+
+def test_names_that_yaml_would_take_for_something_else():
+    text = rendered("volcano", "--name", "on", "--config", "c.yaml", "--image", "i", "--claim", "1", "--queue", "2024",
+                    "--namespace", "true", "--memory", "8G")  # fmt: skip
+    job = VolcanoJob.model_validate(yaml.safe_load(text))
+    assert (job.metadata.name, job.metadata.namespace, job.spec.queue) == ("on", "true", "2024")
+    assert '"1"' in text and job.spec.tasks[0].template.spec.containers[0].resources["limits"]["memory"] == "8G"
+
+
+def test_jobs_of_one_host_have_ports_apart():
+    """Each start of a job has one of its own; job numbers that follow each other share a host."""
+    text = rendered(*SLURM, "--restarts", "3")
+    (line,) = [line for line in text.splitlines() if line.startswith("PORT=")]
+
+    def first(job):
+        script = f"SLURM_JOB_ID={job}; {line}\necho $PORT"
+        return int(subprocess.run(["bash", "-c", script], capture_output=True, check=True).stdout)
+
+    taken = [first(job) + attempt for job in (1000, 1001, 1002) for attempt in range(4)]
+    assert len(set(taken)) == len(taken) and 1024 <= min(taken) and max(taken) <= 65535
 
 
 def restarts_allowed(max_retry: int) -> int:
@@ -163,7 +189,7 @@ def test_slurm(tmp_path):
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "options").read_text().splitlines() == ["--kill-on-bad-exit=1", "--cpus-per-task=24"]
     taken = shlex.split(done.stdout)
-    for option in ("--worker_num=8", "--node_rank=1", "--master_addr=first", "--master_port=33456"):
+    for option in ("--worker_num=8", "--node_rank=1", "--master_addr=first", "--master_port=53824"):
         assert option in taken
     assert taken[-6:] == ["--config", "c.yaml", "--resume", "auto", "--out", "a b$c"]
 
@@ -177,6 +203,9 @@ PYTHON = f'script=$1; shift; exec {sys.executable} "$script" --dry-run "$@"'
         ([*VOLCANO, "--name", "R50"], "name = 'R50': must be lower-case letters"),
         ([*VOLCANO, "--image", "a b"], "image = 'a b': must be as in registry/name:tag"),
         ([*VOLCANO, "--memory", "lots"], "memory = 'lots': must be as in 256Gi"),
+        ([*VOLCANO, "--memory", "8K"], "memory = '8K': must be as in 256Gi, as Kubernetes has it"),
+        ([*SLURM, "--memory", "8Gi"], "memory = '8Gi': must be as in 256G, as Slurm has it"),
+        ([*VOLCANO, "--name", "2024"], "name = '2024': must be lower-case letters"),
         ([*VOLCANO, "--shared", "data"], "shared = 'data': must be an absolute path"),
         ([*VOLCANO, "--", "--out", "a\nb"], "must be one line"),
         ([*SLURM, "--time", "soon"], "time = 'soon': must be as in 24:00:00"),

@@ -115,6 +115,7 @@ def test_fractions_that_are_all_or_one_are_not_repeated():
     assert list(strategies(8, [0.125, 0.5, 1.0, 0.5])) == ["all", "0.5", "one"]
     with pytest.raises(ValueError, match="0.3 of 10 ranks is 3, which does not divide"):
         strategies(10, [0.3])
+    assert list(strategies(12, [0.125])) == ["all", "0.1667", "one"], "named by the two ranks that it is rounded to"
 
 
 @pytest.mark.parametrize(
