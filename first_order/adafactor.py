@@ -310,7 +310,7 @@ class Adafactor(HookedOptimizer, FirstOrder):
         """Move every weight; answers with the steps done."""
         if len(gradients) != self.param_length:
             raise ValueError(f"gradients must be {self.param_length}, one for each parameter, but got {len(gradients)}")
-        gradients = self.scale_grad(self.gradients_centralization(gradients))
+        gradients = self.unscaled(gradients)
         rates = self.get_lr()
         weights, rhos, keeps = (), (), ()
         for k in range(len(self.steps)):

@@ -65,10 +65,7 @@ def adam_update(
         _check_hypers(step, learning_rate, beta1, beta2, epsilon)
         if in_place:
             checks.all_parameters("param, m and v", param, m, v)
-    dtype = working_type(param.dtype)
-    beta1, beta2 = scalar(beta1, dtype), scalar(beta2, dtype)
-    rate = scalar(learning_rate, dtype) * bias_correction(step, beta1, beta2, dtype)
-    new = adam_step(param, m, v, grad, rate, beta1, beta2, scalar(epsilon, dtype), use_nesterov)
+    new = _moved(param, m, v, grad, step, learning_rate, beta1, beta2, epsilon, use_nesterov)
     return _written(param, m, v, new) if in_place else new
 
 
@@ -112,14 +109,22 @@ def sparse_adam_update(
     if on_host(param):
         param, m, v = _tensors(param=param, m=m, v=v)
         values, indices = check_rows("param", param, values, indices)
+        _check_hypers(step, learning_rate, beta1, beta2, epsilon)
         if in_place:
             checks.all_parameters("param, m and v", param, m, v)
-    new = adam_update(
-        param, m, v, dense_gradient(param, values, indices), step, learning_rate, beta1, beta2, epsilon, use_nesterov
-    )
+    grad = dense_gradient(param, values, indices)
+    new = _moved(param, m, v, grad, step, learning_rate, beta1, beta2, epsilon, use_nesterov)
     if lazy:
         new = _only(seen_rows(param, indices), new, param, m, v)
     return _written(param, m, v, new) if in_place else new
+
+
+def _moved(param, m, v, grad, step, learning_rate, beta1, beta2, epsilon, use_nesterov):
+    """(param, m, v) after a step, from hyper-parameters of any form."""
+    dtype = working_type(param.dtype)
+    beta1, beta2 = scalar(beta1, dtype), scalar(beta2, dtype)
+    rate = scalar(learning_rate, dtype) * bias_correction(step, beta1, beta2, dtype)
+    return adam_step(param, m, v, grad, rate, beta1, beta2, scalar(epsilon, dtype), use_nesterov)
 
 
 def bias_correction(step, beta1, beta2, dtype):
@@ -263,7 +268,7 @@ class Adam(FirstOrder):
         if len(gradients) != self.param_length:
             raise ValueError(f"gradients must be {self.param_length}, one for each parameter, but got {len(gradients)}")
         dense = self.map_(_dense, self.parameters, gradients)
-        dense = self.scale_grad(self.gradients_centralization(self.decay_weight(dense)))
+        dense = self.unscaled(self.decayed(dense))
         correction = ops.sqrt(1 - self.beta2_power) / (1 - self.beta1_power)
         shared = (self.beta1_power, self.beta2_power, correction)
         self.map_with_rates(self._move, shared, self.parameters, self.m, self.v, gradients, dense)
@@ -298,6 +303,11 @@ class Adam(FirstOrder):
             raise ValueError(
                 f"a sparse gradient of {parameter.name} must be a pair (values, indices), but got {len(gradient)} items"
             )
+        if not all(isinstance(part, Tensor) for part in gradient):
+            raise TypeError(
+                f"values and indices of {parameter.name} must be Tensors, but got "
+                f"{' and '.join(type(part).__name__ for part in gradient)}"
+            )
         check_rows(parameter.name, parameter, *gradient)
         return True
 
@@ -320,6 +330,6 @@ class Adam(FirstOrder):
         targets = {"beta1_power": self.beta1_power, "beta2_power": self.beta2_power}
         for param, m, v in zip(self.parameters, self.m, self.v, strict=True):
             targets |= {f"{param.name}/Adam": m, f"{param.name}/Adam_1": v}
-        if "global_step" in state:
+        if isinstance(state, dict) and "global_step" in state:
             targets["global_step"] = self.global_step
         write_all(targets, state)

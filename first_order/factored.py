@@ -33,13 +33,21 @@ def lerp(old, new, weight):
     return old + weight * (new - old)
 
 
+def at_least(floor, value):
+    """max(value, floor), and what is no number stays none, as with PyTorch's ``clamp``.
+
+    The order counts: MindSpore's CPU kernel answers with its second operand where they do not compare.
+    """
+    return ops.maximum(floor, value)
+
+
 def factored_root(row, col, row_mean, eps1):
     r"""max(sqrt(V), eps1) for V = row col / max(row_mean, eps1), [..., R, C], never forming V.
 
     The root is taken of the two thin factors: :math:`\sqrt{V} = \sqrt{row / \overline{row}} \sqrt{col}`, and
     :math:`1 / \sqrt{\max(V, \epsilon_1^2)} = 1 / \max(\sqrt{V}, \epsilon_1)`.
     """
-    return ops.maximum(ops.sqrt(row / ops.maximum(row_mean, eps1)) * ops.sqrt(col), eps1)
+    return at_least(eps1, ops.sqrt(row / at_least(eps1, row_mean)) * ops.sqrt(col))
 
 
 def adafactor_step(means, x, g, state, weight, rho, keep, eps1, eps2, d):
@@ -55,9 +63,10 @@ def adafactor_step(means, x, g, state, weight, rho, keep, eps1, eps2, d):
         state = (row, col)
     else:
         variance = lerp(state[0], square, weight)
-        root = ops.maximum(ops.sqrt(variance), eps1)
+        root = at_least(eps1, ops.sqrt(variance))
         state = (variance,)
     u = g / root
+    # PyTorch has Python's max here, which answers with its first argument where the second is no number
     alpha = ops.maximum(means.root_mean_square(x), eps2) * rho
     clipping = ops.maximum(means.root_mean_square(u) / d, Tensor(1, u.dtype))
     return x * keep - alpha / clipping * u, state

@@ -172,7 +172,7 @@ class Momentum(FirstOrder):
         """Move every weight; answers with the steps done."""
         if len(gradients) != self.param_length:
             raise ValueError(f"gradients must be {self.param_length}, one for each parameter, but got {len(gradients)}")
-        gradients = self.scale_grad(self.gradients_centralization(self.decay_weight(gradients)))
+        gradients = self.unscaled(self.decayed(gradients))
         share = ops.where(self.global_step.reshape(()) == 0, Tensor(1, self.beta.dtype), self.beta)
         # read once: a Parameter that is read after an update of a weight is loaded anew for each weight
         shared = (share, self.alpha.value(), self.norm_coefficient.value())

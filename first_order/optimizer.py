@@ -31,6 +31,7 @@ class FirstOrder(nn.Optimizer):
         object.__setattr__(self, "_wide", any(p.dtype == ms.float64 for p in _parameters(groups)))
         supplier = checks.supplier_of("learning_rate", learning_rate, checks.at_least_0)
         super().__init__(supplier() if supplier else learning_rate, groups, weight_decay, loss_scale)
+        self.halves = any(p.dtype == ms.float16 for p in self.parameters)
         object.__setattr__(self, "_suppliers", [])
         if supplier:
             if self.is_group_lr:
@@ -93,6 +94,21 @@ class FirstOrder(nn.Optimizer):
         if self.is_group_lr:
             return self.map_(F.partial(function, shared), rate, *lists)
         return self.map_(F.partial(function, shared, rate), *lists)
+
+    def decayed(self, gradients):
+        """Gradients with weight decay added, in a graph; nn.Optimizer's own would add it to float16 in float16."""
+        if not (self.halves and self.exec_weight_decay):
+            return self.decay_weight(gradients)
+        decay, wide = self.get_weight_decay(), self.map_(_widened, gradients)
+        if self.is_group:
+            return self.map_(_decayed, decay, self.decay_flags, self._parameters, wide)
+        return self.map_(F.partial(_decayed, decay), self.decay_flags, self._parameters, wide)
+
+    def unscaled(self, gradients):
+        """Gradients centralized and without the loss scale, which float16 could not take out of small ones."""
+        if self.halves:
+            gradients = self.map_(_widened, gradients)
+        return self.scale_grad(self.gradients_centralization(gradients))
 
     def state_like_parameters(self, prefix: str) -> ms.ParameterTuple:
         """Zeros in each parameter's shape and type, named after it."""
@@ -160,6 +176,20 @@ class FirstOrder(nn.Optimizer):
         if gradient.shape != parameter.shape:
             raise ValueError(f"{name} must have shape {tuple(parameter.shape)}, but got {tuple(gradient.shape)}")
         return False
+
+
+def _widened(gradient):
+    """In the type that arithmetic is done in."""
+    if gradient.dtype == ms.float16:
+        return gradient.astype(ms.float32)
+    return gradient
+
+
+def _decayed(decay, applies, weight, gradient):
+    """Gradient + decay * weight, in the gradient's type."""
+    if applies:
+        return gradient + weight.astype(gradient.dtype) * decay.astype(gradient.dtype)
+    return gradient
 
 
 def parameter_groups(params: Any) -> list[Any]:

@@ -173,6 +173,11 @@ class ParamGroup(MutableMapping):
         """Whether lr is a list or schedule."""
         return not isinstance(self._rate, Parameter)
 
+    @property
+    def fed(self) -> bool:
+        """Whether lr follows something of its own: a list, a schedule, or a function that every step reads."""
+        return self.scheduled or callable(self._given)
+
     def _read_rate(self) -> Any:
         """The number as it was given, where rounding to the Parameter's type is all that tells them apart."""
         if self.scheduled:
@@ -183,7 +188,9 @@ class ParamGroup(MutableMapping):
         return float(now)
 
     def _write_rate(self, value: Any) -> None:
-        if self.scheduled:
-            raise ValueError(f"lr follows a schedule and cannot be set, but got {value!r}: make a new optimizer")
+        if self.fed:
+            raise ValueError(
+                f"lr follows a schedule or a function and cannot be set, but got {value!r}: make a new optimizer"
+            )
         self._given = rate_on_host(value)
         ops.assign(self._rate, Tensor(self._given, self._rate.dtype))

@@ -7,11 +7,16 @@ import numpy as np
 from mindspore import ops
 
 from first_order import checks
+from first_order.tensors import working_type
 
 
 def dense_gradient(param, values, indices):
-    """The gradient of ``param``'s shape whose row ``indices[i]`` has ``values[i]``; repeated indices add up."""
-    return ops.tensor_scatter_add(ops.zeros_like(param), indices.reshape(-1, 1), values.astype(param.dtype))
+    """The gradient of ``param``'s shape whose row ``indices[i]`` has ``values[i]``; repeated indices add up.
+
+    It has the type that arithmetic is done in: sums of float16 would stop at 2048 ones, and overflow.
+    """
+    dtype = working_type(param.dtype)
+    return ops.tensor_scatter_add(ops.zeros_like(param).astype(dtype), indices.reshape(-1, 1), values.astype(dtype))
 
 
 def seen_rows(param, indices):

@@ -38,11 +38,14 @@ def _numbers(optimizer: Any) -> list[list[int]]:
 
 def written(optimizer: Any, convert: Callable[[np.ndarray], Any]) -> dict[str, Any]:
     """The state dictionary; parameters that have not been moved have no entry, as in PyTorch."""
-    places, state, groups, number = _places(optimizer), {}, [], 0
+    places, state, groups, number, rates = _places(optimizer), {}, [], 0, optimizer.get_lr()
     for group, members in zip(optimizer.param_groups, _numbers(optimizer), strict=True):
         ids = list(range(number, number + len(members)))
         number += len(members)
         groups.append({key: value for key, value in group.items() if key != "params"} | {"params": ids})
+        if group.scheduled:  # PyTorch's lr is a number: the coming step's
+            rate = rates[members[0]] if optimizer.is_group_lr else rates
+            groups[-1]["lr"] = float(rate.asnumpy().item())
         for key, member in zip(ids, members, strict=True):
             entry = {
                 name: np.array(parameter.asnumpy()[within]) for name, (parameter, within) in places[member].items()
@@ -63,7 +66,7 @@ def read(optimizer: Any, state_dict: Any) -> None:
         raise ValueError(f"state_dict has groups of {found} parameters, but the optimizer has groups of {sizes}")
     options = [read_options(**{key: group[key] for key in OPTIONS if key in group}) for group in groups]
     rates = [
-        rate_on_host(_array(new["lr"]).item()) if "lr" in new and not old.scheduled else None
+        rate_on_host(_array(new["lr"]).item()) if "lr" in new and not old.fed else None
         for old, new in zip(optimizer.param_groups, groups, strict=True)
     ]
     arrays = _merged(optimizer, state_dict["state"], groups, members)

@@ -6,6 +6,7 @@ A table on the terminal and a picture: the metric of the test set over epochs an
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -52,7 +53,11 @@ class Result:
     @property
     def best(self) -> Line:
         """The evaluation with the best value."""
-        return (max if self.higher_is_better else min)(self.evaluations, key=lambda line: line[self.key])
+        return max(self.evaluations, key=lambda line: self._goodness(line[self.key]))
+
+    def _goodness(self, value: float) -> float:
+        """Grows as the value gets better; one that is no number is the worst."""
+        return (value if self.higher_is_better else -value) if math.isfinite(value) else -math.inf
 
     def reached(self, value: float) -> Line | None:
         """The first evaluation that is at least as good as a value."""
@@ -82,9 +87,10 @@ def compare(folders: Sequence[Path]) -> list[Result]:
 
 
 def table(results: Sequence[Result]) -> Table:
-    """One row a run; the goal is what every run has reached."""
+    """One row a run; the goal is what every run has reached that has a number at all."""
     metric = METRICS_OF_TEST[results[0].key]
-    worst = (min if metric.higher_is_better else max)(result.best[result.key] for result in results)
+    reached_by = [value for result in results if math.isfinite(value := result.best[result.key])]
+    worst = (min if metric.higher_is_better else max)(reached_by, default=math.nan)
     grid = Table(title=metric.title)
     grid.add_column("run", no_wrap=True)
     columns = ["optimizer", "best", "at epoch", "last", "epochs", "seconds", "ms/step"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -44,9 +45,9 @@ class Scores:
         return {"test_loss": self.loss, **{f"test_{name}": value for name, value in self.values.items()}}
 
     def better_than(self, other: float | None) -> bool:
-        """Whether the metric is better than another value of it."""
+        """Whether the metric is a number, and better than another value of it."""
         name, value = self.metric
-        return other is None or (value < other if name == "error" else value > other)
+        return math.isfinite(value) and (other is None or (value < other if name == "error" else value > other))
 
 
 def places_of(scores: NDArray[Any], labels: NDArray[Any]) -> NDArray[np.int64]:

@@ -97,7 +97,7 @@ def _losses(axes: Axes, runs: dict[str, Lines], x: str, label: str) -> None:
     for number, (name, lines) in enumerate(runs.items()):
         steps = _of(lines, "step")
         losses = _smoothed([line["loss"] for line in steps])
-        axes.plot([line[x] for line in steps], losses, STYLES[number % 4], label=name, linewidth=1.6)
+        axes.plot([line[x] for line in steps], losses, STYLES[number % 4], label=_shown(name), linewidth=1.6)
     axes.set_yscale("log")
     axes.set(xlabel=label, ylabel="training loss", title="Training loss")
     _tidy(axes)
@@ -114,17 +114,38 @@ def _smoothed(values: Sequence[float]) -> list[float]:
     return means
 
 
+def _evaluations(lines: Lines) -> Lines:
+    """The lines with results of the test set."""
+    return [line for line in lines if line["kind"] in ("epoch", "eval") and "test_loss" in line]
+
+
+def _metric_of(runs: dict[str, Lines]) -> str:
+    """The one metric of the runs that were evaluated; accuracy where none was yet."""
+    found: dict[str, str] = {}
+    for name, lines in runs.items():
+        own = next((key for key in METRICS_OF_TEST if any(key in line for line in _evaluations(lines))), None)
+        if own is not None:
+            found.setdefault(own, name)
+    if len(found) > 1:
+        told = ", ".join(f"{key} of {name}" for key, name in found.items())
+        raise UserError(f"the runs have different metrics, {told}: draw runs of one task together")
+    return next(iter(found), "test_accuracy")
+
+
+def _shown(name: str) -> str:
+    """A name as a legend takes it: matplotlib leaves out what begins with an underscore."""
+    return f" {name}" if name.startswith("_") else name
+
+
 def _scores(axes: Axes, runs: dict[str, Lines], x: str, label: str) -> None:
     """Test accuracy, or the squared error of a reconstruction, after each evaluation."""
-    metric = METRICS_OF_TEST["test_accuracy"]
+    key = _metric_of(runs)
+    metric = METRICS_OF_TEST[key]
     for number, (name, lines) in enumerate(runs.items()):
-        found = [line for line in lines if line["kind"] in ("epoch", "eval") and "test_loss" in line]
-        key = next((key for key in METRICS_OF_TEST if any(key in line for line in found)), "test_accuracy")
-        metric = METRICS_OF_TEST[key]
-        found = [line for line in found if key in line]
+        found = [line for line in _evaluations(lines) if key in line]
         scores = [metric.factor * line[key] for line in found]
         style: dict[str, Any] = {"marker": "o", "markersize": 4, "linewidth": 1.6}
-        axes.plot([line[x] for line in found], scores, STYLES[number % 4], label=name, **style)
+        axes.plot([line[x] for line in found], scores, STYLES[number % 4], label=_shown(name), **style)
     axes.set(xlabel=label, ylabel=metric.title, title=metric.title.partition(",")[0])
     if x == "epoch":
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -145,12 +166,11 @@ def _traces(axes: Axes, name: str, decisions: Lines) -> None:
     colours = pyplot.get_cmap("tab10" if len(layers) <= 10 else "viridis", max(len(layers), 10))
     for number, layer in enumerate(layers):
         own = [line for line in decisions if line["layer"] == layer and line["trace"] > 0]
-        axes.plot(
-            [d["step"] for d in own], [d["trace"] for d in own], color=colours(number), linewidth=1.0, label=layer
-        )
+        style: dict[str, Any] = {"color": colours(number), "linewidth": 1.0, "label": _shown(layer)}
+        axes.plot([d["step"] for d in own], [d["trace"] for d in own], **style)
         for decision, (marker, size) in MARKS.items():
             at = [line for line in own if line["decision"] == decision]
-            style: dict[str, Any] = {
+            style = {
                 "marker": marker,
                 "markersize": size,
                 "linestyle": "none",

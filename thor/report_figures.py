@@ -66,7 +66,7 @@ def traces(decisions: Sequence[Line]) -> str:
     for number, layer in enumerate(layers):
         own = [line for line in decisions if line["layer"] == layer and line["trace"] > 0]
         axes.plot([d["step"] for d in own], [d["trace"] for d in own], color=colours(number), linewidth=0.9,
-                  label=layer)  # fmt: skip
+                  label=layer.replace("_", " _", 1) if layer[0] == "_" else layer)  # fmt: skip
         for decision, (marker, size, _) in _MARKS.items():
             at = [line for line in own if line["decision"] == decision]
             axes.plot([d["step"] for d in at], [d["trace"] for d in at], marker=marker, markersize=size,

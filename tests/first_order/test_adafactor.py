@@ -246,7 +246,7 @@ def test_errors_of_groups_state_and_updates():
         optimizer.param_groups[0]["epsilon"] = 1.0
     with pytest.raises(ValueError, match="foreach decides how the state is stacked and stays None, but got False"):
         optimizer.param_groups[0]["foreach"] = False
-    with pytest.raises(ValueError, match="lr follows a schedule and cannot be set"):
+    with pytest.raises(ValueError, match="lr follows a schedule or a function and cannot be set"):
         Adafactor(p, [0.1, 0.2]).param_groups[0]["lr"] = 0.1
     with pytest.raises(ValueError, match=r"groups of \[1\] parameters, but the optimizer has groups of \[2\]"):
         optimizer.load_state_dict({"state": {}, "param_groups": [{"params": [0]}]})
