@@ -349,7 +349,7 @@ class Adafactor(HookedOptimizer, FirstOrder):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over a state in this layout, PyTorch's own included: factors, steps and the groups' options.
 
-        A list or schedule as lr stays, and goes on at the loaded step.
+        A list, schedule or function as lr stays, and goes on at the loaded step.
         """
         for hook in self._load_pre_hooks:
             state_dict = hook(self, state_dict) or state_dict

@@ -51,6 +51,7 @@ class FirstOrder(nn.Optimizer):
         """Optimize these groups from now on; learning rates are made anew."""
         supplier = next((read for rate, read in self._suppliers if rate is self.learning_rate), None)
         object.__setattr__(self, "_wide", any(p.dtype == ms.float64 for p in _parameters(groups)))
+        self.halves = any(p.dtype == ms.float16 for p in _parameters(groups))
         for name in [name for name in self._params if name.startswith("learning_rate")]:
             self._params.pop(name)
         if hasattr(self, "learning_rate"):  # a tuple of them
@@ -106,9 +107,7 @@ class FirstOrder(nn.Optimizer):
 
     def unscaled(self, gradients):
         """Gradients centralized and without the loss scale, which float16 could not take out of small ones."""
-        if self.halves:
-            gradients = self.map_(_widened, gradients)
-        return self.scale_grad(self.gradients_centralization(gradients))
+        return self.scale_grad(self.gradients_centralization(self.map_(_widened, gradients)))
 
     def state_like_parameters(self, prefix: str) -> ms.ParameterTuple:
         """Zeros in each parameter's shape and type, named after it."""

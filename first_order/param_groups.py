@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from dataclasses import dataclass, replace
+from numbers import Real
 from typing import Any
 
-from mindspore import Parameter, Tensor, ops
+import mindspore as ms
+from mindspore import Parameter, Tensor, nn, ops
 
 from first_order import checks
 from first_order.optimizer import parameter_groups
@@ -177,6 +179,15 @@ class ParamGroup(MutableMapping):
     def fed(self) -> bool:
         """Whether lr follows something of its own: a list, a schedule, or a function that every step reads."""
         return self.scheduled or callable(self._given)
+
+    def rate_at(self, step: int) -> float:
+        """The number that lr is at a step, counted from 0; after the end of a list its last one."""
+        if not self.scheduled or isinstance(self._given, Real):
+            return float(self["lr"])
+        if isinstance(self._given, nn.Cell):
+            return float(self._given(Tensor([step], ms.int32)).asnumpy().item())
+        rates = self._given.asnumpy().tolist() if isinstance(self._given, Tensor) else list(self._given)
+        return float(rates[min(step, len(rates) - 1)])
 
     def _read_rate(self) -> Any:
         """The number as it was given, where rounding to the Parameter's type is all that tells them apart."""

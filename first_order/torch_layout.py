@@ -38,14 +38,13 @@ def _numbers(optimizer: Any) -> list[list[int]]:
 
 def written(optimizer: Any, convert: Callable[[np.ndarray], Any]) -> dict[str, Any]:
     """The state dictionary; parameters that have not been moved have no entry, as in PyTorch."""
-    places, state, groups, number, rates = _places(optimizer), {}, [], 0, optimizer.get_lr()
+    places, state, groups, number = _places(optimizer), {}, [], 0
+    step = int(optimizer.global_step.asnumpy().item())
     for group, members in zip(optimizer.param_groups, _numbers(optimizer), strict=True):
         ids = list(range(number, number + len(members)))
         number += len(members)
         groups.append({key: value for key, value in group.items() if key != "params"} | {"params": ids})
-        if group.scheduled:  # PyTorch's lr is a number: the coming step's
-            rate = rates[members[0]] if optimizer.is_group_lr else rates
-            groups[-1]["lr"] = float(rate.asnumpy().item())
+        groups[-1]["lr"] = group.rate_at(step)  # a number, as PyTorch's is
         for key, member in zip(ids, members, strict=True):
             entry = {
                 name: np.array(parameter.asnumpy()[within]) for name, (parameter, within) in places[member].items()

@@ -122,7 +122,10 @@ def choose(folder: Path, which: str) -> Path:
     last = complete(folder)
     path = folder / f"{BEST}.ckpt" if which == BEST else last[-1].with_suffix(".ckpt") if last else folder / "step-*"
     if not path.is_file():
-        raise UserError(f"{path}: no such checkpoint; is {folder.parent} the folder of a run?")
+        hint = "no evaluation gave a number yet; --checkpoint last is there" if last else (
+            f"is {folder.parent} the folder of a run?"
+        )  # fmt: skip
+        raise UserError(f"{path}: no such checkpoint; {hint}")
     return path
 
 

@@ -47,7 +47,9 @@ class Scores:
     def better_than(self, other: float | None) -> bool:
         """Whether the metric is a number, and better than another value of it."""
         name, value = self.metric
-        return math.isfinite(value) and (other is None or (value < other if name == "error" else value > other))
+        if not math.isfinite(value) or other is None or not math.isfinite(other):
+            return math.isfinite(value)
+        return value < other if name == "error" else value > other
 
 
 def places_of(scores: NDArray[Any], labels: NDArray[Any]) -> NDArray[np.int64]:

@@ -7,6 +7,8 @@ import signal
 from dataclasses import dataclass
 from enum import IntEnum
 
+from scripts.errors import INTERRUPTED, STOPPED
+
 
 class Kind(IntEnum):
     """What it was, from the cause of a failure to what may only follow from another rank's."""
@@ -99,6 +101,8 @@ def of_status(status: int) -> Cause:
 
 def of_process(status: int | None, log: str) -> Cause | None:
     """Why a process has ended; None where neither its status (None: not known) nor its log tells."""
+    if status in (STOPPED, INTERRUPTED):
+        return of_status(status)  # the program's own word: what else its log tells of, it has got over
     told = of_log(log)
     if status is not None and status < 0 and (told is None or told.kind is not Kind.MEMORY):
         return of_status(status)  # whoever is killed has not finished a message of its own

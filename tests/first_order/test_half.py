@@ -3,7 +3,7 @@
 import mindspore as ms
 import numpy as np
 import pytest
-from mindspore import Parameter, Tensor
+from mindspore import Parameter, Tensor, nn
 
 from first_order import Adafactor, Adam, Momentum, adafactor_init, adafactor_update, sparse_adam_update
 
@@ -90,10 +90,37 @@ def test_a_schedule_is_saved_as_the_number_that_comes_next():
     optimizer = Adafactor([parameter], [0.1, 0.2, 0.3])
     optimizer((Tensor(np.ones(3, np.float32)),))
     state = optimizer.state_dict()
-    assert state["param_groups"][0]["lr"] == pytest.approx(0.2)
+    assert state["param_groups"][0]["lr"] == 0.2
     other = Adafactor([Parameter(Tensor(np.ones(3, np.float32)), name="w")], 0.7)
     other.load_state_dict(state)
-    assert other.param_groups[0]["lr"] == pytest.approx(0.2)
+    assert other.param_groups[0]["lr"] == 0.2
+    for _ in range(2):
+        optimizer((Tensor(np.ones(3, np.float32)),))
+    assert optimizer.state_dict()["param_groups"][0]["lr"] == 0.3, "at the end of the list"
+
+
+def test_numbers_beside_a_list_are_saved_as_they_were_given():
+    weights = [Parameter(Tensor(np.ones(3, np.float32)), name=name) for name in "abc"]
+    cosine = nn.CosineDecayLR(0.1, 0.2, 4)
+    rates = (0.1, [0.3, 0.4], cosine)
+    optimizer = Adafactor([{"params": [w], "lr": rate} for w, rate in zip(weights, rates, strict=True)], 0.7)
+    found = [group["lr"] for group in optimizer.state_dict()["param_groups"]]
+    assert found[:2] == [0.1, 0.3] and found[2] == pytest.approx(0.2)
+
+
+def test_float16_that_is_added_later_and_float16_gradients_of_float32_weights():
+    """Whether the loss scale saves a gradient depends on that gradient, and not on what else is optimized."""
+    scale, small, more = 2.0**16, 2e-8, {"eps": (1e-12, 1e-3)}
+    wide, half = (Parameter(Tensor(np.ones(3), dtype), name=str(dtype)) for dtype in (ms.float32, ms.float16))
+    optimizer = Adafactor([wide], 0.1, loss_scale=scale, **more)
+    optimizer.add_param_group({"params": [half], **more})
+    gradients = [Tensor(np.full(3, small * scale), dtype) for dtype in (ms.float32, ms.float16)]
+    optimizer(tuple(gradients))
+    np.testing.assert_allclose(half.asnumpy(), wide.asnumpy(), rtol=1e-3)
+    assert half.asnumpy()[0] < 0.95
+    weight = Parameter(Tensor(np.zeros(3, np.float32)), name="w")
+    Momentum([weight], 1000.0, loss_scale=scale)((gradients[1],))
+    np.testing.assert_allclose(weight.asnumpy(), -1000 * small, rtol=1e-3)
 
 
 def test_a_pair_of_arrays_and_a_state_that_is_none_are_told_of():

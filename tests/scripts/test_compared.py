@@ -6,6 +6,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from scripts import compare, plot
+from scripts.checkpoint import choose
 from scripts.compare import Result
 from scripts.errors import UserError
 from scripts.evaluation import Scores
@@ -43,7 +44,8 @@ def test_the_best_of_a_run_is_a_number_if_there_is_one():
 def test_a_score_that_is_no_number_is_never_the_best(name, values):
     lost, first, better = (Scores(1.0, {name: value}, 9) for value in values)
     assert not lost.better_than(None) and not lost.better_than(values[1])
-    assert first.better_than(None) and better.better_than(values[1]) and not first.better_than(values[2])
+    assert first.better_than(None) and first.better_than(math.nan)  # which earlier code has kept
+    assert better.better_than(values[1]) and not first.better_than(values[2])
 
 
 def test_the_axis_is_that_of_the_runs_that_were_evaluated():
@@ -54,3 +56,13 @@ def test_the_axis_is_that_of_the_runs_that_were_evaluated():
     accuracy = [{"kind": "eval", "test_loss": 1.0, "test_accuracy": 0.5, "epoch": 1, "seconds": 1.0}]
     with pytest.raises(UserError, match="different metrics, test_error of one, test_accuracy of other"):
         plot._scores(axes, {"one": errors_of(5.0), "other": accuracy}, "epoch", "epoch")
+
+
+def test_a_run_without_a_best_checkpoint_says_which_there_is(tmp_path):
+    with pytest.raises(UserError, match="is .* the folder of a run"):
+        choose(tmp_path, "best")
+    for suffix in (".json", ".ckpt"):
+        (tmp_path / f"step-00000007{suffix}").touch()
+    with pytest.raises(UserError, match="no evaluation gave a number yet; --checkpoint last is there"):
+        choose(tmp_path, "best")
+    assert choose(tmp_path, "last") == tmp_path / "step-00000007.ckpt"

@@ -16,7 +16,7 @@ from matplotlib.ticker import NullLocator
 from rich import box
 from rich.table import Table
 
-from thor.scale.simulate import NAIVE, Estimate
+from thor.scale.simulate import NAIVE, Estimate, share_name
 
 FORMAT, VERSION = "thor-plan", 1
 #: Kinds of step that can be measured, and the property of Parts that predicts them.
@@ -110,6 +110,8 @@ def comparison(estimates: Sequence[Estimate], measured: Sequence[Mapping[str, An
         shown.add_column(name, justify="left" if name in ("strategy", "step") else "right")
     for line in measured:
         key = (line.get("devices"), line.get("strategy"))
+        if type(key[0]) is int and isinstance(key[1], str) and key not in found:
+            key = (key[0], share_name(key[0], key[1]))
         if type(key[0]) is not int or not isinstance(key[1], str) or key not in found:  # True is no number of devices
             raise ValueError(f"measured: nothing is predicted for {key[0]!r} devices with strategy {key[1]!r}; "
                              f"predicted are {', '.join(f'{d} {s}' for d, s in found)}")  # fmt: skip

@@ -117,13 +117,27 @@ class Estimate:
         return self.per_step.refresh
 
 
+def _share(workers: int, devices: int) -> str:
+    """What a fraction was rounded to, as a strategy's name."""
+    return f"{workers / devices:.4g}"
+
+
+def share_name(devices: int, name: str) -> str:
+    """The strategy of a fraction that was written with other digits; any other name as it is."""
+    try:
+        share = float(name)
+    except ValueError:
+        return name
+    return _share(round(devices * share), devices) if 0 < share < 1 else name
+
+
 def strategies(devices: int, fractions: Sequence[float]) -> dict[str, Grid]:
     """Grids by name: "all", "one", and a group for each fraction that is neither."""
     grids = {"all": Grid.from_fraction(devices, 1.0)}
     for fraction in sorted(set(fractions), reverse=True):
         grid = Grid.from_fraction(devices, fraction)
         if 1 < grid.workers < devices:
-            grids[f"{grid.workers / devices:.4g}"] = grid  # what it was rounded to
+            grids[_share(grid.workers, devices)] = grid
     if devices > 1:
         grids["one"] = Grid.from_fraction(devices, 0.0)
     return grids

@@ -127,10 +127,11 @@ def as_kubernetes_reads(text: str) -> str:
 
 
 def test_names_that_yaml_would_take_for_something_else():
-    text = rendered("volcano", "--name", "on", "--config", "c.yaml", "--image", "i", "--claim", "1", "--queue", "2024",
-                    "--namespace", "true", "--memory", "8G")  # fmt: skip
+    named = ["--name", "on", "--image", "12:30", "--claim", "1", "--queue", "2024", "--namespace", "true"]
+    text = rendered("volcano", "--config", "c.yaml", "--memory", "8G", *named)
     job = VolcanoJob.model_validate(yaml.safe_load(text))
     assert (job.metadata.name, job.metadata.namespace, job.spec.queue) == ("on", "true", "2024")
+    assert job.spec.tasks[0].template.spec.containers[0].image == "12:30"
     assert '"1"' in text and job.spec.tasks[0].template.spec.containers[0].resources["limits"]["memory"] == "8G"
 
 

@@ -18,6 +18,8 @@ RAISED = "Traceback (most recent call last):\n  File \"x\", line 1\nKeyError: 'w
         (130, "", True, 130, "ended by request"),
         (130, "", False, 130, "ended by request"),
         (3, "", False, 3, "ended by the file"),
+        (3, RAISED + "going on\n", False, 3, "ended by the file"),
+        (130, "error: something that was mended\n" + RAISED, True, 130, "ended by request"),
         (-15, "", True, 130, "ended by request"),
         (1, RAISED.replace("KeyError: 'weight'", "KeyboardInterrupt"), True, 130, "ended by request"),
         (1, RAISED.replace("KeyError: 'weight'", "RuntimeError: hccl timed out"), True, 130, "ended by request"),

@@ -8,7 +8,7 @@ from tests.profiles import DIMS, profile
 from thor.blocks import SPLITS, BlockPlan
 from thor.profile.timing import state_bytes
 from thor.scale.network import Link, Network
-from thor.scale.simulate import Settings, simulate, strategies
+from thor.scale.simulate import Settings, share_name, simulate, strategies
 from thor.scale.workload import layer_loads
 
 PROFILE = profile()
@@ -116,6 +116,7 @@ def test_fractions_that_are_all_or_one_are_not_repeated():
     with pytest.raises(ValueError, match="0.3 of 10 ranks is 3, which does not divide"):
         strategies(10, [0.3])
     assert list(strategies(12, [0.125])) == ["all", "0.1667", "one"], "named by the two ranks that it is rounded to"
+    assert [share_name(6, name) for name in ("0.333", "0.3333", "all", "one")] == ["0.3333", "0.3333", "all", "one"]
 
 
 @pytest.mark.parametrize(
