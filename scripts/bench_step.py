@@ -278,6 +278,7 @@ def main() -> None:
     parser.add_argument("--batch", type=count, help="examples; each network has its own number")
     parser.add_argument("--without-own", action="store_true", help="leave out TrainOneStepCell")
     parser.add_argument("--split", default="block+mean", choices=["block", "block+mean", "block+rank"])
+    parser.add_argument("--block-size", type=count, default=128, help="rows and columns of a block (128)")
     parser.add_argument("--factor-share", type=float, default=1.0, help="share of the batch that gives factors (1)")
     parser.add_argument("--interval", type=count, nargs="+", default=[100, 834], help="of amortised steps (100 834)")
     parser.add_argument("--out", type=file_to_write)
@@ -290,7 +291,11 @@ def main() -> None:
         parser.error(str(error))
     thor.device.select("CPU")
     ms.set_context(mode=ms.GRAPH_MODE)
-    options = {"split": arguments.split, "factor_share": arguments.factor_share}
+    options = {
+        "split": arguments.split,
+        "block_size": arguments.block_size,
+        "factor_share": arguments.factor_share,
+    }
     if arguments.peak:
         name, which = arguments.peak
         run_for_peak(name, which, arguments.batch, options)

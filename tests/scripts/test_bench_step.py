@@ -76,10 +76,10 @@ def test_the_process_whose_memory_is_measured_has_the_options_of_the_one_that_is
     monkeypatch.setattr(bench_step, "run_for_peak", lambda name, which, *about: asked.append((which, (name, *about))))
     monkeypatch.setattr(bench_step, "measure", measure)
     monkeypatch.setattr(bench_step, "report", lambda *_: None)
-    options = ["--network", "lenet", "--batch", "3", "--split", "block", "--factor-share", "0.25"]
+    options = ["--network", "lenet", "--batch", "3", "--split", "block", "--factor-share", "0.25", "--block-size", "64"]
     monkeypatch.setattr(sys, "argv", ["bench_step.py", *options])
     bench_step.main()
-    assert timed == [("lenet", 3, {"split": "block", "factor_share": 0.25})]
+    assert timed == [("lenet", 3, {"split": "block", "block_size": 64, "factor_share": 0.25})]
     assert asked == [("momentum", timed[0]), ("thor", timed[0])]
 
 
@@ -89,6 +89,7 @@ def test_the_process_whose_memory_is_measured_has_the_options_of_the_one_that_is
         (["--rounds", "0"], "--rounds: must be at least 1, but got 0"),
         (["--batch", "many"], "--batch: must be a whole number, but got 'many'"),
         (["--interval", "100", "-5"], "--interval: must be at least 1, but got -5"),
+        (["--block-size", "0"], "--block-size: must be at least 1, but got 0"),
         (["--factor-share", "0"], "--factor-share must be finite and greater than 0 and at most 1, but got 0.0"),
         (["--out", "{folder}"], "--out: must be a file to write, but {folder} is a folder"),
         (["--out", "{folder}/file/steps.json"], "--out: the folder of {folder}/file/steps.json cannot be made"),
