@@ -15,6 +15,7 @@ def settings_to_share(optimizer: Any, accumulate: int) -> dict[str, Any]:
              "max_bad_steps")  # fmt: skip
     of_inner = ("momentum", "alpha", "beta", "beta1", "beta2", "eps", "epsilon", "weight_decay", "use_nesterov",
                 "nesterov", "norm_coefficient")  # fmt: skip
+    groups = getattr(optimizer.inner, "param_groups", ())  # Adafactor's, which tells nn.Optimizer nothing of them
     return (
         {name: getattr(options, name) for name in names}
         | {
@@ -35,6 +36,8 @@ def settings_to_share(optimizer: Any, accumulate: int) -> dict[str, Any]:
             "learning_rate": _numbers(optimizer.inner.get_lr() if optimizer._rate is None else optimizer._rate(step)),
         }
         | {f"{name} of inner": _numbers(getattr(optimizer.inner, name, None)) for name in of_inner}
+        | {"groups of inner": [{k: _numbers(v) for k, v in each.items() if k != "params"} for each in groups]}
+        | {"decays": list(optimizer.decays)}
     )
 
 

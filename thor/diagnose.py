@@ -24,6 +24,8 @@ def first_bad_layer(
     net: nn.Cell, loss_fn: Callable[..., Tensor] | None, weights: Iterable[Parameter], inputs: tuple[Any, ...]
 ) -> str | None:
     """A sentence that names what is not finite first: an input, a weight, a layer's output, or a gradient; or None."""
+    place = {id(each): index for index, each in enumerate(net.get_parameters())}
+    weights = sorted(weights, key=lambda each: place.get(id(each), len(place)))  # groups have an order of their own
     for index, value in enumerate(inputs):
         if not is_finite(value):
             return f"input {index} of the step is not finite"
@@ -51,7 +53,7 @@ def first_bad_layer(
             return bad[0]
         if loss_fn is not None and not is_finite(loss_fn(output, inputs[-1])):
             return "every layer's output is finite, the loss is not"
-        return _first_bad_gradient(net, loss_fn, list(weights), inputs)
+        return _first_bad_gradient(net, loss_fn, weights, inputs)
     finally:
         for handle in handles:
             handle.remove()

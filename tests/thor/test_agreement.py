@@ -43,18 +43,49 @@ def test_a_rank_with_another_setting_is_refused_by_its_name():
         same_everywhere(Told(2, [first.sent[0], np.ones(1, np.float32)]), settings)
 
 
+RATE, CLOCKS = {"learning_rate"}, {"interval", "factor_interval"}
+
+
 @pytest.mark.parametrize(
-    "options",
-    [{"interval": 7}, {"interval": lambda step: 7}, {"damping": 0.2}, {"factor_interval": 3}, {"loss_scale": 8.0},
-     {"weight_decay": 0.1}, {"block_size": 2}, {"lr": 0.1}, {"lr": thor.PolynomialRate(0.05, 4.0, 53, 156)},
-     {"lr": [0.2, 0.1]}, {"lr": nn.CosineDecayLR(0.0, 0.1, 9)}, {"momentum": 0.8}, {"inverse": "newton-schulz"},
-     {"loss_scale": thor.DynamicLossScale(initial=1.0, window=500)}],
-    ids=["interval", "interval's rule", "damping", "factor_interval", "loss_scale", "weight_decay", "block_size",
-         "rate", "rate's rule", "rates", "rate's Cell", "momentum", "inverse", "loss_scale's rule"],
+    ("options", "names"),
+    [({"interval": 7}, CLOCKS), ({"interval": lambda step: 7}, CLOCKS), ({"damping": 0.2}, {"damping"}),
+     ({"factor_interval": 3}, {"factor_interval"}), ({"loss_scale": 8.0}, {"loss_scale"}),
+     ({"loss_scale": thor.DynamicLossScale(initial=1.0, window=500)}, {"loss_scale's rule"}),
+     ({"block_size": 2}, {"block plan"}), ({"inverse": "newton-schulz"}, {"inverse"}),
+     ({"lr": 0.1}, RATE), ({"lr": thor.PolynomialRate(0.05, 4.0, 53, 156)}, RATE), ({"lr": [0.2, 0.1]}, RATE),
+     ({"lr": nn.CosineDecayLR(0.0, 0.1, 9)}, RATE), ({"momentum": 0.8}, {"momentum of inner"}),
+     ({"refresh": thor.TraceRule(update=0.5, stop=0.1)}, {"refresh"}), ({"factor_decay": 0.5}, {"factor_decay"}),
+     ({"factor_share": 0.5}, {"factor_share"}), ({"clip": 0.5}, {"clip"}), ({"clip_each": 0.5}, {"clip_each"}),
+     ({"max_bad_steps": 7}, {"max_bad_steps"}), ({"weight_decay": 0.1}, {"weight_decay", "weight_decay of inner"}),
+     ({"weight_decay": 0.1, "weight_decay_mode": "decoupled"}, {"weight_decay", "weight_decay_mode", "decays"})],
+    ids=str,
 )  # fmt: skip
-def test_what_decides_messages_or_weights_is_among_them(options):
+def test_what_decides_messages_or_weights_is_among_them(options, names):
     mine, theirs = settings_of(), settings_of(**options)
-    assert any(repr(mine[name]) != repr(theirs[name]) for name in mine)
+    assert {name for name in mine if repr(mine[name]) != repr(theirs[name])} == names
+
+
+def test_how_work_is_shared_and_batches_are_cut_is_among_them():
+    optimizer, _ = make(Mlp())
+    optimizer.ranks = SimpleNamespace(sharing=thor.Sharing())
+    mine = settings_to_share(optimizer, 1)
+    optimizer.ranks = SimpleNamespace(sharing=thor.Sharing(per="layer"))
+    theirs = settings_to_share(optimizer, 2)
+    assert {name for name in mine if repr(mine[name]) != repr(theirs[name])} == {"sharing", "accumulate"}
+
+
+def test_decoupled_decays_of_groups_are_compared():
+    """Momentum is not told of them, so that it has nothing to compare."""
+
+    def shared(decay):
+        net = Mlp()
+        biases = [weight for weight in net.trainable_params() if weight.name.endswith("bias")]
+        others = [weight for weight in net.trainable_params() if not weight.name.endswith("bias")]
+        groups = [{"params": others, "weight_decay": decay}, {"params": biases, "weight_decay": 0.0}]
+        return settings_of(net, params=groups, weight_decay_mode="decoupled")
+
+    mine, theirs = shared(0.1), shared(0.2)
+    assert {name for name in mine if repr(mine[name]) != repr(theirs[name])} == {"decays"}
 
 
 def test_a_rank_at_another_step_is_refused():
@@ -80,6 +111,19 @@ def test_what_adam_inside_is_made_with_is_compared(changed):
     mine, theirs, again = shared(), shared(**changed), shared()
     assert repr(mine) == repr(again)
     assert [name for name in mine if repr(mine[name]) != repr(theirs[name])] == [f"{next(iter(changed))} of inner"]
+
+
+@pytest.mark.parametrize(
+    "changed", [{"beta2_decay": -0.7}, {"eps": (None, 1e-2)}, {"d": 2.0}, {"weight_decay": 0.1}, {"maximize": True}], ids=str
+)
+def test_what_adafactor_inside_is_made_with_is_compared(changed):
+    def shared(**options):
+        net = Mlp()
+        return settings_of(lr=None, net=net, inner=first_order.Adafactor(net.trainable_params(), 0.1, **options))
+
+    mine, theirs, again = shared(), shared(**changed), shared()
+    assert repr(mine) == repr(again)
+    assert [name for name in mine if repr(mine[name]) != repr(theirs[name])] == ["groups of inner"]
 
 
 def test_all_ranks_decide_by_the_first_ones_traces():

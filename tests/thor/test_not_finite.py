@@ -92,6 +92,17 @@ def test_the_error_names_where_the_backward_pass_went_bad():
         step(*batch())
 
 
+def test_the_error_names_the_layer_at_fault_where_weights_come_in_groups():
+    """Groups list all matrices before all biases, so the last of their order is a bias of an earlier layer."""
+    net = nn.SequentialCell(nn.Dense(5, 4), nn.Dense(4, 4, has_bias=False), Root(), nn.Dense(4, 3))
+    net[1].weight.set_data(ms.ops.zeros_like(net[1].weight))
+    weights = net.trainable_params()
+    groups = [{"params": [w for w in weights if w.ndim > 1]}, {"params": [w for w in weights if w.ndim == 1]}]
+    _, step = make(net, max_bad_steps=1, params=groups)
+    with pytest.raises(FloatingPointError, match="the loss is finite; .* gradient of weight 1.weight is the first"):
+        step(*batch())
+
+
 def test_the_error_names_a_loss_scale_that_overflows():
     _, step = make(Mlp(), max_bad_steps=1, loss_scale=3e38)
     with pytest.raises(FloatingPointError, match="finite without the loss scale, .*: start with a lower one"):
@@ -188,6 +199,21 @@ def test_moving_averages_that_were_loaded_are_what_a_bad_batch_is_mended_by():
     ms.load_param_into_net(net, loaded)
     step(x * np.nan, y)
     np.testing.assert_array_equal(net.norm.moving_mean.asnumpy(), 7.0)
+
+
+def test_what_a_bad_batch_is_mended_by_is_renewed(monkeypatch):
+    """Late in a long training the averages of its first step would be a network of their own."""
+    monkeypatch.setattr(moving, "EVERY", 5)
+    net = Mixed()
+    _, step = make(net)
+    x, y = images()
+    before = []
+    for _ in range(7):
+        before.append(values(net)["norm.moving_mean"])
+        step(x, y)
+    step(x * np.nan, y)
+    np.testing.assert_array_equal(net.norm.moving_mean.asnumpy(), before[5])
+    assert not np.array_equal(before[5], before[0])
 
 
 def test_the_error_after_too_many_bad_steps_leaves_them_finite_too():
