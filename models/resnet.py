@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from mindspore import Tensor, nn
 from mindspore.common.initializer import HeNormal, HeUniform, Initializer, initializer
 
-# How convolutions start. He-uniform is what THOR's published recipe uses; He-normal over the outputs is what the
-# common Momentum recipes use. Both keep the scale of the signal through ReLU: forwards (fan_in), backwards (fan_out).
+# How convolutions start. He-normal over the outputs is what the common Momentum recipes use, and THOR's released code,
+# though its configuration says HeUniform. Both keep the scale of the signal through ReLU: forwards (fan_in),
+# backwards (fan_out).
 _INITIALIZERS: dict[str, Initializer] = {
     "he_normal": HeNormal(mode="fan_out", nonlinearity="relu"),
     "he_uniform": HeUniform(mode="fan_in", nonlinearity="relu"),
@@ -94,9 +95,9 @@ class ResNet(nn.Cell):
         blocks: Blocks in each of the four stages.
         num_classes: Outputs; the released THOR configuration has 1001.
         in_channels: 3 for colour.
-        init: How convolutions start: `he_normal`, or `he_uniform` as in THOR's published recipe.
+        init: How convolutions start: `he_normal` or `he_uniform`.
         zero_init_last: Each block starts as its shortcut, the scale of its last normalisation being zero
-            (Goyal et al., 2017). The published THOR recipe does not.
+            (Goyal et al., 2017), as in THOR's released code.
     """
 
     def __init__(

@@ -178,7 +178,7 @@ def epochs_of(run: Run, work: Work, data: list[np.ndarray], epochs: int, seed: i
             if compiled(run.step) > graphs or (epoch, index) == (0, 0):
                 loss.asnumpy()
                 start += time.perf_counter() - begin
-        loss.asnumpy()
+        last = float(loss.asnumpy())
         seconds += time.perf_counter() - start
         run.net.set_train(False)
         values = [
@@ -186,8 +186,8 @@ def epochs_of(run: Run, work: Work, data: list[np.ndarray], epochs: int, seed: i
             for i in range(0, len(test_inputs), 1000)
         ]
         value = float(np.mean(values))
-        if not np.isfinite(value):
-            raise FloatingPointError(f"{work.metric} after epoch {epoch + 1} is {value}")
+        if not np.isfinite([value, last]).all():  # a first-order step skips what is not finite, and goes on for ever
+            raise FloatingPointError(f"after epoch {epoch + 1} {work.metric} is {value}, the loss {last}")
         yield {"epoch": epoch + 1, "seconds": seconds, "value": value}
 
 

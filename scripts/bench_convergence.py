@@ -41,6 +41,7 @@ from scripts.errors import INTERRUPTED, STOPPED, UserError, run_program  # noqa:
 from scripts.settings import TrainSettings  # noqa: E402
 from scripts.stopping import answering  # noqa: E402
 from scripts.training import CONFIG  # noqa: E402
+from scripts.whole import write_whole  # noqa: E402
 
 TRAIN = Path(__file__).resolve().with_name("train.py")
 TUNING_SEED = 0
@@ -144,7 +145,7 @@ class Bench:
                 for index, (trial, value) in enumerate(zip(drawn[each.name], values, strict=True))
             ]
             path = self.folder / each.name / TRIALS
-            path.write_text("".join(json.dumps(line) + "\n" for line in log))
+            write_whole(path, "".join(json.dumps(line) + "\n" for line in log))
             tuned[each.name] = drawn[each.name][results.first_of_best(self.task, values)]
         return tuned
 
@@ -176,13 +177,13 @@ class Bench:
         rows = results.rows(self.task, outcomes, broken, setter, target)
         text = picture.markdown(self.task, rows, broken, setter, target)
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
-        (self.folder / "results.md").write_text(text + "\n", encoding="utf-8")
+        write_whole(self.folder / "results.md", text + "\n")
         about = {
             "task": self.task.name, "epochs": self.epochs, "trials": self.trials_done(), "seeds": list(seeds),
             "jobs": self.jobs or None, "target": target, "set_by": setter, "broken": broken,
             "rows": [asdict(row) for row in rows],
         }  # fmt: skip
-        (self.folder / "results.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+        write_whole(self.folder / "results.json", json.dumps(about, indent=1) + "\n")
         picture.draw(self.task, outcomes, target, self.folder / "results.png")
         self.console.print(f"picture: {self.folder / 'results.png'}", markup=False, highlight=False, soft_wrap=True)
 

@@ -31,6 +31,7 @@ from rich.table import Table
 import thor
 from scripts.arguments import count, file_to_write
 from scripts.bench_step import ThorPhases, first_order_step, network, timed
+from scripts.whole import write_whole
 
 SCRIPT = Path(__file__).resolve()
 MODULES = ("mindspore", "thor", "first_order")
@@ -151,9 +152,9 @@ def main() -> None:
     results: dict[str, dict[str, Any]] = {}
     for name in [*arguments.network, *(["resnet50"] if arguments.resnet50 else [])]:
         results[name] = {which: in_fresh_process(str(SCRIPT), "--one", name, which) for which in MEASUREMENTS}
+        if arguments.out:  # after each network, so that an interrupt loses the one under way
+            write_whole(arguments.out, json.dumps({"imports": imports, "starts": results}, indent=2))
     console.print(*starts_tables(results))
-    if arguments.out:
-        arguments.out.write_text(json.dumps({"imports": imports, "starts": results}, indent=2), encoding="utf-8")
 
 
 if __name__ == "__main__":

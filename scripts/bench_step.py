@@ -218,8 +218,8 @@ def summary(times: dict[str, list[float]]) -> dict[str, Any]:
 
 
 def amortised(times: dict[str, float], interval: int) -> float:
-    """The mean step over an interval, of which one step refreshes and ten gather factors; in what ``times`` are in."""
-    gathers = min(interval, GATHERS_PER_INTERVAL)
+    """The mean step over an interval, of which one step refreshes and about ten gather; in what ``times`` are in."""
+    gathers = -(-interval // max(1, interval // GATHERS_PER_INTERVAL))  # one at each tenth, rounded down to steps
     curvature = (gathers - 1) * times["curvature"] + times["refresh"]
     return (curvature + (interval - gathers) * times["plain"]) / interval
 

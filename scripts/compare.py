@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
+from rich.text import Text  # noqa: E402
 
 from scripts.arguments import picture_to_write  # noqa: E402
 from scripts.errors import UserError, run_program  # noqa: E402
@@ -99,7 +100,7 @@ def table(results: Sequence[Result]) -> Table:
     for result in results:
         last, reached = result.evaluations[-1], result.reached(worst)
         grid.add_row(
-            result.name,
+            Text(result.name),  # brackets of a folder's name are no markup
             result.optimizer,
             metric.shown(result.best[result.key]),
             f"{result.best['epoch']:g}",
@@ -124,7 +125,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
     console.print(table(results))
     draw_scores({result.name: result.evaluations for result in results}, options.out)
-    console.print(f"picture: {options.out}", highlight=False, soft_wrap=True)
+    console.print(f"picture: {options.out}", markup=False, highlight=False, soft_wrap=True)
     return 0
 
 

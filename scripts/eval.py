@@ -35,11 +35,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     from scripts.build import build, make_convolutions_fast
     from scripts.checkpoint import load_network
+    from scripts.classes import check_classes
     from scripts.evaluation import Evaluator
     from scripts.feeds import open_feeds
+    from scripts.fitting import check_fit
     from scripts.words import words_of
 
     parts = build(settings, open_feeds(settings, words_of(options.folder)))
+    check_classes(options.folder, parts.feeds)
+    check_fit(settings, parts.feeds, parts.network, parts.loss)
     weights = load_network(path, parts.network)
     make_convolutions_fast(parts.network)
     scores = Evaluator(parts.network, parts.loss, parts.feeds.test, settings)()

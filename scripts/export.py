@@ -19,7 +19,8 @@ from typing import Any
 os.environ.setdefault("GLOG_v", "3")  # MindSpore: errors only, before it is imported
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from scripts.errors import UserError, run_program  # noqa: E402
+from scripts.arguments import file_to_write  # noqa: E402
+from scripts.errors import UserError, run_program, writing  # noqa: E402
 from scripts.restore import checkpoint_of, settings_of  # noqa: E402
 from scripts.settings import TrainSettings  # noqa: E402
 
@@ -36,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--format", choices=tuple(ENDINGS), default="mindir")
     parser.add_argument("--checkpoint", default="best", metavar="best|last|FILE", help="which weights (best)")
     parser.add_argument("--batch", type=int, default=1, help="examples in a batch of the exported network (1)")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="RUN_FOLDER/network.FORMAT unless given")
+    parser.add_argument("--out", type=file_to_write, metavar="FILE", help="RUN_FOLDER/network.FORMAT unless given")
     options, overrides = parser.parse_known_args(arguments)
     if options.batch < 1:
         raise UserError(f"--batch {options.batch}: must be at least 1")
@@ -45,7 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     out = options.out or options.folder / f"network{ENDINGS[options.format]}"
     if out.suffix != ENDINGS[options.format]:
         raise UserError(f"--out {out}: must end with {ENDINGS[options.format]}, MindSpore would add it")
-    weights, made = export(settings, path, options.format, options.batch, out, options.folder)
+    with writing(out, "nothing is exported"):
+        weights, made = export(settings, path, options.format, options.batch, out, options.folder)
     files = [file for place in made for file in (place, *place.rglob("*")) if file.is_file()]
     size = sum(file.stat().st_size for file in files) / 2**20
     print(f"{', '.join(map(str, made))}: {settings.network} with the {weights} of {path}, {size:.1f} MiB")
@@ -67,11 +69,12 @@ def export(
     network = build_network(settings, _from_data(settings, run))
     weights = load_network(checkpoint, network)
     network.set_train(False)
-    out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="writing.", dir=out.parent) as name:
         temporary = Path(name, out.name)  # the final name: a large network's parts find each other by it
         try:
             ms.export(network, *_example(settings, batch), file_name=str(temporary), file_format=form.upper())
+        except OSError:
+            raise
         except Exception as error:  # the exporter raises whatever the operator at fault happens to raise
             advice = "; --format mindir takes every network" if form == "onnx" else ""
             raise UserError(f"{settings.network} cannot be exported as {form}: {_gist(error)}{advice}") from error
@@ -82,7 +85,7 @@ def export(
 def _moved(place: Path, folder: Path) -> Path:
     """Move a file or a folder, in place of an earlier one of its name."""
     target = folder / place.name
-    if target.is_dir():  # which a folder cannot replace
+    if place.is_dir() and target.is_dir():  # an earlier export's weights, which a folder cannot replace
         shutil.rmtree(target)
     os.replace(place, target)
     return target

@@ -6,6 +6,7 @@ Both begin anew each time; what an earlier quickstart has left in that folder is
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import sys
@@ -29,7 +30,15 @@ PICTURE = "curves.png"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run both, then show what came of it."""
-    overrides, out = _without_out(list(sys.argv[1:] if arguments is None else arguments))
+    parser = argparse.ArgumentParser(
+        prog="quickstart.py",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--out", type=Path, default=Path("runs/quickstart"), help="folder (runs/quickstart)")
+    options, overrides = parser.parse_known_args(arguments)
+    out: Path = options.out
     if any(argument.split("=")[0] == "--optimizer" for argument in overrides):
         raise UserError(
             f"--optimizer: the quickstart trains {' and '.join(OPTIMIZERS)}, each with its own settings; for another, "
@@ -59,13 +68,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def table(summaries: Sequence[dict[str, Any]]) -> Table:
     """Results of the runs, one column each."""
-    grid = Table(title="Fashion-MNIST, test accuracy")
+    from scripts.plot import METRICS_OF_TEST
+
+    lines = [line for summary in summaries for line in summary["epochs"]]
+    key = next((each for each in METRICS_OF_TEST if any(each in line for line in lines)), "test_accuracy")
+    metric = METRICS_OF_TEST[key]
+    grid = Table(title=f"{summaries[0]['data']}, {metric.title.partition(',')[0].lower()}")
     grid.add_column("after epoch")
     for summary in summaries:
         grid.add_column(summary["optimizer"], justify="right")
     epochs = max(len(summary["epochs"]) for summary in summaries)
     for epoch in range(epochs):
-        scores = [_score(summary["epochs"], epoch) for summary in summaries]
+        values = [_value(summary["epochs"], epoch, key) for summary in summaries]
+        scores = ["-" if value is None else metric.shown(value) for value in values]
         grid.add_row(str(epoch + 1), *scores, end_section=epoch == epochs - 1)
     grid.add_row("training seconds", *[f"{summary['seconds']:.0f}" for summary in summaries])
     speeds = [summary["median_ms_per_step"] for summary in summaries]
@@ -76,20 +91,9 @@ def table(summaries: Sequence[dict[str, Any]]) -> Table:
     return grid
 
 
-def _score(epochs: Sequence[dict[str, Any]], number: int) -> str:
-    """The test accuracy after an epoch, where it was measured."""
-    line = epochs[number] if number < len(epochs) else {}
-    return f"{line['test_accuracy']:.2%}" if "test_accuracy" in line else "-"
-
-
-def _without_out(arguments: list[str]) -> tuple[list[str], Path]:
-    """Arguments without --out, and its value."""
-    for number, argument in enumerate(arguments):
-        if argument.startswith("--out="):
-            return arguments[:number] + arguments[number + 1 :], Path(argument.removeprefix("--out="))
-        if argument == "--out" and number + 1 < len(arguments):
-            return arguments[:number] + arguments[number + 2 :], Path(arguments[number + 1])
-    return arguments, Path("runs/quickstart")
+def _value(epochs: Sequence[dict[str, Any]], number: int, key: str) -> float | None:
+    """A value of the test set after an epoch, where it was measured."""
+    return epochs[number].get(key) if number < len(epochs) else None
 
 
 def _summary(folder: Path) -> dict[str, Any]:

@@ -182,12 +182,9 @@ def write_summary(folder: Path, about: Line) -> Line:
     epochs = [line for line in lines if line["kind"] == "epoch"]
     decisions = Counter(line["decision"] for line in lines if line["kind"] == "refresh")
     stopped = sorted(line["layer"] for line in lines if line.get("decision") == "STOP")
-    last = epochs[-1] if epochs else {}
     summary = {
         **about,
         "epochs": [{key: value for key, value in line.items() if key != "kind"} for line in epochs],
-        "steps": last.get("step", 0),
-        "seconds": last.get("seconds", 0.0),
         "median_ms_per_step": median_of_steps(lines),
         "refreshes": {name.lower(): decisions[name] for name in DECISIONS},
         "stopped_layers": stopped,

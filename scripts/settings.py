@@ -110,7 +110,7 @@ class Interval(Settings):
     Attributes:
         start: Updates between the first two refreshes.
         end: Updates between two refreshes at most.
-        factor: How much longer each interval is than the one before, about.
+        factor: How much longer each interval is than the one before, about; more than 1 where end is more than start.
     """
 
     start: Count
@@ -121,6 +121,10 @@ class Interval(Settings):
     def _ordered(self) -> Interval:
         if self.end < self.start:
             raise ValueError(f"end must be at least start, and {self.end} < {self.start}")
+        if self.end > self.start and self.factor == 1.0:
+            raise ValueError(
+                f"an interval from {self.start} to {self.end} needs a factor > 1, such as 1.2: with 1 it stays at start"
+            )
         return self
 
 

@@ -19,6 +19,7 @@ from scripts import checkpoint, heartbeat
 from scripts.averages import WeightAverage
 from scripts.blocks import BLOCKS, chooses_blocks, keep_blocks, kept_blocks
 from scripts.build import build, make_convolutions_fast, select_device, whole_steps
+from scripts.classes import check_classes, keep_classes
 from scripts.config import differences, load_config, save_config
 from scripts.errors import UserError, writing
 from scripts.evaluation import Evaluator, Scores
@@ -107,6 +108,7 @@ def _train(run: Run, settings: TrainSettings, start: int) -> None:
     folder, ranks = run.folder, run.ranks
     if start >= 0:
         check_words(folder, run.feeds)
+        check_classes(folder, run.feeds)
         run.position, run.saved = checkpoint.load(folder / CHECKPOINTS, start, run.cells, run.steps_per_epoch), start
         run.phases.restore(run.position.phases)
     else:
@@ -122,6 +124,7 @@ def _train(run: Run, settings: TrainSettings, start: int) -> None:
                 checkpoint.clear(folder / CHECKPOINTS)
                 (folder / "summary.json").unlink(missing_ok=True)
             keep_words(folder, run.feeds)
+            keep_classes(folder, run.feeds)
             save_config(with_ranks(settings), folder / CONFIG)  # of a continued run too: its data may have moved
     recorder = Recorder(folder, resumed, board) if ranks.leads else Unrecorded()
     try:
@@ -387,6 +390,8 @@ def _about(run: Run) -> dict[str, Any]:
         "mode": run.settings.mode,
         "mindspore": ms.__version__,
         "python": platform.python_version(),
+        "steps": run.position.step,
+        "seconds": round(run.position.seconds, 3),
         "best": {"step": run.position.best_step, "value": run.position.best},
         "unreadable_images": int(run.ranks.total([run.feeds.unreadable()])[0]),
         "phases": run.phases.sums(),

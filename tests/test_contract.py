@@ -155,6 +155,17 @@ def test_groups_have_their_own_rate_and_decay(kind):
     step(*data())
     after = weights(net)
     assert all((a == b).all() for a, b in zip(after[:2], before[:2], strict=True))
+    found = []
+    for decay in (0.5, 0.0):
+        decayed = Net()
+        groups = [{"params": decayed.first.trainable_params(), "weight_decay": decay},
+                  {"params": decayed.second.trainable_params(), "weight_decay": 0.0}]  # fmt: skip
+        _, step = stepper(kind, "functional", decayed, groups)
+        step(*data())
+        found.append(weights(decayed))
+    assert not np.allclose(found[0][0], found[1][0], atol=1e-6), "the decay is the group's own"
+    for a, b in zip(found[0][2:], found[1][2:], strict=True):
+        np.testing.assert_array_equal(a, b)
     alone = Net()
     _, plain = stepper(kind, "functional", alone)
     plain(*data())

@@ -122,7 +122,7 @@ class MaskedText(TextSource):
 def read(path: Path) -> dict[str, str]:
     """The documents of a plain text file, or of all NAME.txt in a folder: name without ending, and text."""
     if path.is_dir():
-        files = sorted(path.glob("*.txt"))
+        files = sorted(file for file in path.glob("*.txt") if not file.name.startswith("."))  # ._NAME.txt of macOS
         if not files:
             raise UserError(f"{path}: holds no NAME.txt")
     else:

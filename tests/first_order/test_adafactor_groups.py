@@ -70,12 +70,16 @@ def test_groups_without_a_rate_keep_theirs_apart_as_in_pytorch():
 
 
 def test_groups_without_a_rate_share_a_schedule_and_a_function():
-    x = make_parameters(arrays(0, [(3, 4), (5,), (2,)]))
-    for rate in ([0.1, 0.2], lambda: 0.1):
+    shapes = [(3, 4), (5,), (2,)]
+    for rate in ([0.125, 0.25], lambda: 0.125):  # which float32 holds, as it does a list
+        x, theirs = make_parameters(arrays(0, shapes)), Torch(arrays(0, shapes), lr=0.125)
         optimizer = Adafactor(one_each(x[:2]), lr=rate)
         optimizer.add_param_group({"params": iter(x[2:])})  # which can be read once
         assert not optimizer.is_group_lr
-        optimizer(tensors(arrays(1, [(3, 4), (5,), (2,)])))
+        g = arrays(1, shapes)
+        theirs.step(g)
+        optimizer(tensors(g))
+        assert_same(x, theirs, np.float64)
 
 
 def test_an_added_group_leaves_the_rate_of_the_only_one_as_it_is():

@@ -8,9 +8,9 @@ from mindspore import Parameter, Tensor, nn
 from first_order import Adafactor, Adam, Momentum, adafactor_init, adafactor_update, sparse_adam_update
 
 MADE = {
-    "adam": lambda weights, **more: Adam(weights, 0.1, **more),
-    "momentum": lambda weights, **more: Momentum(weights, 1000.0, **more),
-    "nesterov": lambda weights, **more: Momentum(weights, 1000.0, mode="nesterov", **more),
+    "adam": lambda weights, lr=0.1, **more: Adam(weights, lr, **more),
+    "momentum": lambda weights, lr=1000.0, **more: Momentum(weights, lr, **more),
+    "nesterov": lambda weights, lr=1000.0, **more: Momentum(weights, lr, mode="nesterov", **more),
 }
 
 
@@ -39,7 +39,28 @@ def test_weight_decay_is_that_of_float32(kind, groups):
         optimizer((Tensor(np.full(3, 1e-4), dtype),))
         return parameter.asnumpy().astype(np.float32)
 
-    np.testing.assert_allclose(after(ms.float16), after(ms.float32), rtol=1e-3)
+    np.testing.assert_allclose(after(ms.float16), after(ms.float32), rtol=3e-4)
+
+
+@pytest.mark.parametrize("kind", MADE)
+@pytest.mark.parametrize("dtype", [ms.float16, ms.float32, ms.float64])
+@pytest.mark.parametrize("groups", [False, True])
+@pytest.mark.parametrize("scale", [1.0, 8.0])
+def test_weight_decay_is_added_to_the_gradient(kind, dtype, groups, scale):
+    """L2, not decoupled: two steps are those of gradients that have the decay times the weight in them."""
+    decay = {"weight_decay": 0.1}
+    ours, theirs, without = (Parameter(Tensor([0.75, -0.5, 0.9], dtype), name="w") for _ in range(3))
+    weights = [{"params": [ours], **decay}] if groups else [ours]
+    optimizer = MADE[kind](weights, loss_scale=scale, lr=0.1, **({} if groups else decay))
+    plain, none = MADE[kind]([theirs], lr=0.1), MADE[kind]([without], lr=0.1)
+    for gradient in ([0.02, 0.07, 0.1], [-0.15, 0.2, -0.3]):
+        g = np.array(gradient)
+        optimizer((Tensor(g * scale, dtype),))
+        plain((Tensor(g + 0.1 * theirs.asnumpy(), dtype),))
+        none((Tensor(g, dtype),))
+    tolerance = 1e-3 if dtype == ms.float16 else 1e-6
+    np.testing.assert_allclose(ours.asnumpy(), theirs.asnumpy(), rtol=tolerance, atol=tolerance)
+    assert (np.abs(without.asnumpy() - theirs.asnumpy()) > 3 * tolerance).all()
 
 
 @pytest.mark.parametrize("scale", [1.0, 1024.0])

@@ -95,6 +95,19 @@ def test_zero_init_last_makes_each_block_its_shortcut():
     assert len(zeros) == 8 and not np.concatenate(zeros).any()
 
 
+@pytest.mark.parametrize("factory, block", [
+    (lambda: models.resnet50(zero_init_last=True), lambda network: network.layer1[1]),
+    (lambda: models.resnet8(width=4), lambda network: network.stage1[0]),
+], ids=["bottleneck", "of CIFAR"])  # fmt: skip
+def test_what_a_block_adds_is_added_to_its_input(factory, block):
+    network = factory().set_train(False)
+    found = block(network)
+    if hasattr(found, "norm2"):
+        found.norm2.gamma.set_data(ms.ops.zeros_like(found.norm2.gamma))
+    x = np.random.default_rng(0).random((1, found.conv1.in_channels, 4, 4), np.float32)  # positive: ReLU leaves it
+    np.testing.assert_array_equal(found(ms.Tensor(x)).asnumpy(), x)
+
+
 def test_unknown_init_is_refused():
     with pytest.raises(ValueError, match="init must be one of he_normal, he_uniform, and is 'xavier'"):
         models.resnet18(init="xavier")

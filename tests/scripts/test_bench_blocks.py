@@ -13,14 +13,16 @@ from scripts import bench_blocks
 
 def test_a_run_that_breaks_is_recorded_and_an_interrupt_costs_only_the_run_under_way(tmp_path, monkeypatch):
     def step_of(name):
-        """Adam runs; the whole factors break in the second epoch; at the third run the user has had enough."""
+        """Adam runs; whole factors break in the second epoch, Momentum at once; then the user has had enough."""
         steps = []
 
         def step(*batch):
             steps.append(batch)
+            if name == "momentum":  # which skips what is not finite, and goes on
+                return nn.MSELoss()(*batch) * np.nan
             if name == "full" and len(steps) > 4:
                 raise FloatingPointError("ten bad steps")
-            if name == "momentum":
+            if name == "block 32":
                 raise KeyboardInterrupt
             return nn.MSELoss()(*batch)
 
@@ -35,13 +37,14 @@ def test_a_run_that_breaks_is_recorded_and_an_interrupt_costs_only_the_run_under
     monkeypatch.setattr(bench_blocks, "load", lambda task: data)
     work = dataclasses.replace(bench_blocks.TASKS["autoencoder"], loss=nn.MSELoss(), batch=2)
     monkeypatch.setitem(bench_blocks.TASKS, "autoencoder", work)
-    arguments = ["--epochs", "2", "--runs", "adam", "full", "momentum", "--out", str(tmp_path / "new")]
+    arguments = ["--epochs", "2", "--runs", "adam", "full", "momentum", "block 32", "--out", str(tmp_path / "new")]
     monkeypatch.setattr(sys, "argv", ["bench_blocks.py", *arguments])
     with pytest.raises(KeyboardInterrupt):
         bench_blocks.main()
     results = json.loads((tmp_path / "new" / "autoencoder.json").read_text())["results"]
-    assert {name: len(result["curve"]) for name, result in results.items()} == {"adam": 2, "full": 1}
+    assert {name: len(result["curve"]) for name, result in results.items()} == {"adam": 2, "full": 1, "momentum": 0}
     assert results["full"]["broken"] == "ten bad steps" and "broken" not in results["adam"]
+    assert "the loss nan" in results["momentum"]["broken"]
 
 
 @pytest.mark.parametrize(

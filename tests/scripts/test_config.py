@@ -73,6 +73,10 @@ def test_the_trace_rule_is_what_the_settings_say(value, rule):
         (["--thor.damping", ".nan"], "thor.damping = nan: must be a finite number"),
         (["--momentum.momentum", "1.0"], "momentum.momentum = 1.0: must be less than 1"),
         (["--data.flip", "1"], "data.flip = 1: must be a valid boolean"),
+        (
+            ["--thor.interval", "{start: 2, end: 9}"],
+            "an interval from 2 to 9 needs a factor > 1, such as 1.2: with 1 it stays at start",
+        ),
         (["--optimizer", "sgd"], "optimizer = 'sgd': must be 'thor', 'momentum', 'adam' or 'adafactor'"),
         (["--thor.block_size", "1.5"], "thor.block_size = 1.5: must be a whole number >= 1, 'auto', or the path"),
         (["--thor.interval", "0"], "thor.interval = 0: must be a whole number of steps >= 1"),

@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -162,6 +163,30 @@ def test_unreadable_images_are_in_the_summary(tmp_path):
     next((folder / "train").glob("*/*.JPEG")).write_bytes(b"no photograph")
     run = train(settings_for(tmp_path, "imagenet_samples", epochs=1, data={**_samples(folder)}), console=quiet())
     assert json.loads((run.folder / "summary.json").read_text())["unreadable_images"] == 1
+
+
+@pytest.mark.parametrize("change", ["renamed", "fewer"])
+def test_photographs_of_other_classes_are_refused(tmp_path, change):
+    """The same number would be another class: an accuracy of nothing, and no word of it."""
+    settings = settings_for(tmp_path, "imagenet_samples", epochs=1)
+    run = train(settings, console=quiet())
+    names = json.loads((run.folder / "classes.json").read_text())
+    assert names == sorted(names) and len(names) == 19
+    other = imagenet_samples.arrange(tmp_path / "other")
+    for part in ("train", "val"):
+        if change == "renamed":
+            (other / part / names[3]).rename(other / part / "zebra")
+        else:
+            shutil.rmtree(other / part / names[3])
+    words = f"classes, and not the 19 .* lacks {names[3]}" if change == "fewer" else f"has zebra and lacks {names[3]}"
+    with pytest.raises(UserError, match=words):
+        eval.main([str(run.folder), "--data.folder", str(other)])
+    data = settings.data.model_copy(update={"folder": str(other)})
+    with pytest.raises(UserError, match=words):
+        train(settings.model_copy(update={"data": data}), resume=True, console=quiet())
+    (run.folder / "classes.json").write_text("[")
+    with pytest.raises(UserError, match=r"classes\.json: no list of classes"):
+        eval.main([str(run.folder)])
 
 
 def _samples(folder):

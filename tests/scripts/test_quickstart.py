@@ -15,7 +15,15 @@ def test_table_and_picture_from_the_same_start(tmp_path, capsys, monkeypatch):
     arguments += ["--network", "tests.scripts.test_quickstart:tiny_classifier", "--out", str(tmp_path / "out")]
     assert quickstart.main(arguments) == 0
     shown = capsys.readouterr().out
-    for heading in ("thor", "momentum", "after epoch", "training seconds", "refreshes kept", "layers stopped"):
+    for heading in (
+        "fashion_mnist, test accuracy",
+        "thor",
+        "momentum",
+        "after epoch",
+        "training seconds",
+        "refreshes kept",
+        "layers stopped",
+    ):
         assert heading in shown
     with Image.open(tmp_path / "out" / "curves.png") as picture:
         assert picture.width >= 1200 and picture.height >= 1200
@@ -23,6 +31,21 @@ def test_table_and_picture_from_the_same_start(tmp_path, capsys, monkeypatch):
     losses = [next(line["loss"] for line in lines if line["kind"] == "step") for lines in first.values()]
     assert abs(losses[0] - losses[1]) < 1e-5, "both must start from the same weights and batch"
     assert any(line["kind"] == "refresh" for line in first["thor"])
+
+
+def test_a_network_that_reconstructs_has_its_error_in_the_table(tmp_path):
+    epochs = [{"epoch": 1, "test_error": 30.5}, {"epoch": 2}]
+    summary = {"optimizer": "thor", "data": "fashion_mnist", "epochs": epochs, "seconds": 3.0,
+               "median_ms_per_step": 7.0, "refreshes": {"update": 1, "keep": 0, "stop": 0}}  # fmt: skip
+    grid = quickstart.table([summary])
+    assert grid.title == "fashion_mnist, test squared error an image"
+    assert list(grid.columns[1].cells)[:2] == ["30.5", "-"]
+
+
+def test_help_says_what_it_does(capsys):
+    with pytest.raises(SystemExit) as ended:
+        quickstart.main(["--help"])
+    assert ended.value.code == 0 and "--out OUT" in capsys.readouterr().out
 
 
 def test_it_can_be_repeated(tmp_path, monkeypatch):

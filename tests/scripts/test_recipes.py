@@ -49,8 +49,9 @@ def test_thor_recipe_is_the_published_one(device, column):
         "block",
         128,
     )
-    assert settings.network_options == {"num_classes": 1001, "init": "he_uniform"}
+    assert settings.network_options == {"num_classes": 1001, "init": "he_normal", "zero_init_last": True}
     assert own.schedule.warmup_epochs == 0
+    assert own.factor_interval == 834
     assert settings.epochs == (40 if device == "gpu" else 45)
     assert (settings.amp, settings.loss_scale) == (("O0", 1.0) if device == "cpu" else ("O2", 128.0))
 

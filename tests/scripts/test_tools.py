@@ -1,6 +1,8 @@
 """What is done with a run afterwards: evaluation, export, comparison."""
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import mindspore as ms
@@ -19,6 +21,7 @@ from scripts.errors import UserError
 from scripts.networks import build_network
 from scripts.recorder import Recorder, read_metrics
 from scripts.training import CHECKPOINTS, train
+from tests.scripts.data.samples import write_cifar
 from tests.scripts.test_training import quiet
 from tests.scripts.tiny import tiny_settings
 
@@ -54,6 +57,11 @@ def test_evaluation_repeats_what_training_found(runs, tmp_path, capsys):
         (eval, ["{tmp}"], "not the folder of a run, config.yaml is missing"),
         (eval, ["{run}", "--checkpoint", "worst"], "--checkpoint worst: must be best or last, or a file"),
         (eval, ["{run}", "--network", "lenet5"], "belongs to another network, it lacks"),
+        (
+            eval,
+            ["{run}", "--data.name", "cifar10", "--data.folder", "{cifar}"],
+            "does not take an example of data.name",
+        ),
         (export, ["{run}", "--batch", "0"], "--batch 0: must be at least 1"),
         (export, ["{run}", "--out", "net.bin"], "--out net.bin: must end with .mindir"),
         (compare, ["{tmp}"], "has no evaluation yet"),
@@ -61,7 +69,7 @@ def test_evaluation_repeats_what_training_found(runs, tmp_path, capsys):
     ],
 )
 def test_errors(runs, tmp_path, program, arguments, message):
-    places = {"tmp": tmp_path, "run": runs[0].folder}
+    places = {"tmp": tmp_path, "run": runs[0].folder, "cifar": write_cifar(tmp_path / "cifar10", "cifar10")}
     with pytest.raises(UserError) as caught:
         program.main([argument.format(**places) for argument in arguments])
     assert message in str(caught.value)
@@ -75,6 +83,7 @@ def test_errors(runs, tmp_path, program, arguments, message):
         (compare, "{tmp}/a.xyz", "--out: must end with .jpg, .pdf, .png, .svg, but got '{tmp}/a.xyz'"),
         (compare, "{tmp}", "--out: must end with .jpg"),
         (plot, "{tmp}/a", "--out: must end with .jpg"),
+        (export, "{tmp}/a.png", "--out: must be a file to write, but {tmp}/a.png is a folder"),
         (plot, "{tmp}/a.png", "--out: must be a file to write, but {tmp}/a.png is a folder"),
     ],
 )
@@ -94,6 +103,15 @@ def test_the_folder_of_what_is_written_is_made_and_a_full_disk_is_told(runs, tmp
     full.symlink_to("/dev/full")
     with pytest.raises(UserError, match=r"cannot be written \(No space left on device\): .*; make room there"):
         program.main([str(runs[0].folder), "--out", str(full)])
+
+
+def test_an_export_to_a_full_disk_is_told_as_that(runs, tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(ms, "export", full)
+    with pytest.raises(UserError, match=r"No space left on device\): nothing is exported; make room there"):
+        export.main([str(runs[0].folder), "--format", "onnx", "--out", str(tmp_path / "net.onnx")])
 
 
 @pytest.mark.parametrize("names", [["net.mindir"], ["net_variables", "net_graph.mindir"]])

@@ -113,7 +113,8 @@ def test_resume_equals_an_undisturbed_run_bit_for_bit(tmp_path, monkeypatch, opt
     with monkeypatch.context() as patch:
         interrupt_at(7, patch)
         assert not train(settings, console=quiet()).finished
-    assert json.loads((Path(settings.out) / "summary.json").read_text())["finished"] is False
+    summary = json.loads((Path(settings.out) / "summary.json").read_text())
+    assert summary["finished"] is False and summary["steps"] == 8 and summary["seconds"] > 0
     resumed = train(settings, resume=True, console=quiet())
     assert resumed.finished
     expected, found = last_tensors(undisturbed.folder), last_tensors(resumed.folder)

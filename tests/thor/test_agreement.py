@@ -114,7 +114,9 @@ def test_what_adam_inside_is_made_with_is_compared(changed):
 
 
 @pytest.mark.parametrize(
-    "changed", [{"beta2_decay": -0.7}, {"eps": (None, 1e-2)}, {"d": 2.0}, {"weight_decay": 0.1}, {"maximize": True}], ids=str
+    "changed",
+    [{"beta2_decay": -0.7}, {"eps": (None, 1e-2)}, {"d": 2.0}, {"weight_decay": 0.1}, {"maximize": True}],
+    ids=str,
 )
 def test_what_adafactor_inside_is_made_with_is_compared(changed):
     def shared(**options):

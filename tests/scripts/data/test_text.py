@@ -144,6 +144,12 @@ def test_documents_are_cut_into_marked_sequences(tmp_path):
         text.sequences({"b": documents["b"]}, vocabulary, 512)
 
 
+def test_hidden_files_are_no_documents(tmp_path):
+    (tmp_path / "emma.txt").write_text("a fine day")
+    (tmp_path / "._emma.txt").write_bytes(b"\x00\x05\x16\x07\xff")  # as macOS puts beside it
+    assert text.read(tmp_path) == {"emma": "a fine day"}
+
+
 def test_a_document_or_the_end_of_each_is_held_out():
     documents = {"a": "x" * 100, "b": "y" * 50, "c": "z" * 40}
     assert text.split(documents, "b") == ({"a": "x" * 100, "c": "z" * 40}, {"b": "y" * 50})
