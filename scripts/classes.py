@@ -26,8 +26,10 @@ def check_classes(folder: Path, feeds: Feeds) -> None:
         return
     try:
         own = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{path}: no list of classes ({error}); without the file they are not compared") from None
+    except ValueError:
+        own = None
+    if not isinstance(own, list) or not all(isinstance(name, str) for name in own):
+        raise UserError(f"{path}: no list of names of classes; without the file they are not compared")
     found = list(feeds.train.collection.classes)
     if found == own:
         return

@@ -184,9 +184,10 @@ def test_photographs_of_other_classes_are_refused(tmp_path, change):
     data = settings.data.model_copy(update={"folder": str(other)})
     with pytest.raises(UserError, match=words):
         train(settings.model_copy(update={"data": data}), resume=True, console=quiet())
-    (run.folder / "classes.json").write_text("[")
-    with pytest.raises(UserError, match=r"classes\.json: no list of classes"):
-        eval.main([str(run.folder)])
+    for spoilt in ("[", "7", '{"a": 1}', "[1, 2]"):
+        (run.folder / "classes.json").write_text(spoilt)
+        with pytest.raises(UserError, match=r"classes\.json: no list of names of classes"):
+            eval.main([str(run.folder)])
 
 
 def _samples(folder):
