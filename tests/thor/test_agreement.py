@@ -58,7 +58,7 @@ RATE, CLOCKS = {"learning_rate"}, {"interval", "factor_interval"}
      ({"factor_share": 0.5}, {"factor_share"}), ({"clip": 0.5}, {"clip"}), ({"clip_each": 0.5}, {"clip_each"}),
      ({"max_bad_steps": 7}, {"max_bad_steps"}), ({"weight_decay": 0.1}, {"weight_decay", "weight_decay of inner"}),
      ({"weight_decay": 0.1, "weight_decay_mode": "decoupled"}, {"weight_decay", "weight_decay_mode", "decays"})],
-    ids=str,
+    ids=lambda value: "-".join(sorted(value)),  # the same in every process
 )  # fmt: skip
 def test_what_decides_messages_or_weights_is_among_them(options, names):
     mine, theirs = settings_of(), settings_of(**options)
@@ -116,7 +116,7 @@ def test_what_adam_inside_is_made_with_is_compared(changed):
 @pytest.mark.parametrize(
     "changed",
     [{"beta2_decay": -0.7}, {"eps": (None, 1e-2)}, {"d": 2.0}, {"weight_decay": 0.1}, {"maximize": True}],
-    ids=str,
+    ids=lambda value: "-".join(sorted(value)),  # the same in every process
 )
 def test_what_adafactor_inside_is_made_with_is_compared(changed):
     def shared(**options):
