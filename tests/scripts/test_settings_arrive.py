@@ -23,6 +23,10 @@ def optimizer_of(name, own):
     return build_stepper(settings, net(), nn.MSELoss(), 10).optimizer
 
 
+def weighted(output, target):
+    return (output.astype(ms.float32) * target).sum()
+
+
 def number(value):
     return round(float(value.asnumpy() if isinstance(value, ms.Tensor) else value), 6)
 
@@ -107,9 +111,7 @@ def test_a_fixed_loss_scale_saves_what_float16_does_not_hold(scale, survives):
     network = nn.Dense(1, 1, weight_init="zeros", has_bias=False).to_float(ms.float16)
     optimizer = nn.Momentum(network.trainable_params(), 1.0, 0.0)
     settings = validate({"optimizer": "momentum", "loss_scale": scale, "mode": "pynative"})
-    step = FirstOrderStep(
-        network, lambda output, target: (output.astype(ms.float32) * target).sum(), optimizer, settings
-    )
+    step = FirstOrderStep(network, weighted, optimizer, settings)
     step(ms.Tensor([[1.0]], ms.float32), ms.Tensor([[1e-8]], ms.float32))
     assert (network.weight.asnumpy().item() != 0) == survives
     if survives:
