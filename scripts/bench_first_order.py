@@ -9,7 +9,6 @@ another algorithm (its own scale and clipping rules); it stands here as MindSpor
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import time
@@ -26,7 +25,7 @@ from mindspore import Parameter, Tensor, nn
 
 from first_order import Adafactor, Adam, Momentum
 from scripts.arguments import count, file_to_write
-from scripts.whole import write_whole
+from scripts.whole import write_results
 
 Shape = tuple[int, ...]
 PAIRS: dict[str, tuple[Callable[..., nn.Optimizer], Callable[..., nn.Optimizer]]] = {
@@ -118,12 +117,6 @@ def matrix_state() -> dict[str, float]:
     return shares
 
 
-def write(out: Path | None, results: dict[str, Any]) -> None:
-    """What is measured so far, if it is to be kept: an interrupt loses the list under way."""
-    if out:
-        write_whole(out, json.dumps(results, indent=2))
-
-
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -138,11 +131,11 @@ def main() -> None:
         results[name] = measure(name, arguments.rounds)
         for kind, row in results[name].items():
             print(f"{name:9} {kind:10} {row['ours']:8.1f} ms   nn {row['nn']:8.1f} ms   {row['ratio']:.2f} x")
-        write(arguments.out, results)
+        write_results(arguments.out, results)
     results["state"] = matrix_state()
     for shape, share in results["state"].items():
         print(f"state of a {shape} matrix: {100 * share:.2f} % of Adam's")
-    write(arguments.out, results)
+    write_results(arguments.out, results)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import json
 import sys
 import tempfile
 import time
@@ -30,7 +29,7 @@ from rich.table import Table
 import thor
 from scripts.arguments import count, file_to_write
 from scripts.bench_step import NETWORKS, SPIN_UP, ThorPhases, first_order_step, network
-from scripts.whole import write_whole
+from scripts.whole import write_results
 
 #: kinds of kernels, by words in their types; the first match counts
 KINDS = {
@@ -141,8 +140,7 @@ def main() -> None:
             named = (f"{each['count']:.0f} {kernel} {each['ms']:.1f}" for kernel, each in longest)
             console.print(f"  {phase}: {', '.join(named)}")
         everything[name] = results
-        if arguments.out:
-            write_whole(arguments.out, json.dumps(everything, indent=2))
+        write_results(arguments.out, everything)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from rich.table import Table
 import thor
 from scripts.arguments import count, file_to_write
 from scripts.bench_step import ThorPhases, first_order_step, network, timed
-from scripts.whole import write_whole
+from scripts.whole import write_results
 
 SCRIPT = Path(__file__).resolve()
 MODULES = ("mindspore", "thor", "first_order")
@@ -152,8 +152,7 @@ def main() -> None:
     results: dict[str, dict[str, Any]] = {}
     for name in [*arguments.network, *(["resnet50"] if arguments.resnet50 else [])]:
         results[name] = {which: in_fresh_process(str(SCRIPT), "--one", name, which) for which in MEASUREMENTS}
-        if arguments.out:  # after each network, so that an interrupt loses the one under way
-            write_whole(arguments.out, json.dumps({"imports": imports, "starts": results}, indent=2))
+        write_results(arguments.out, {"imports": imports, "starts": results})
     console.print(*starts_tables(results))
 
 

@@ -11,7 +11,7 @@ round by round, and their median over the rounds counts.
 from __future__ import annotations
 
 import argparse
-import json
+import math
 import os
 import random
 import subprocess
@@ -39,9 +39,9 @@ from models.resnet_cifar import resnet8, resnet20
 from scripts.arguments import count, file_to_write
 from scripts.mean_over_ranks import mean_over_ranks
 from scripts.memory import peak_memory as own_peak
-from scripts.whole import write_whole
+from scripts.whole import write_results
 from thor.compiled import over
-from thor.options import GATHERS_PER_INTERVAL
+from thor.options import gathered_every
 from thor.parameters import write
 from thor.update import half_square
 
@@ -219,7 +219,7 @@ def summary(times: dict[str, list[float]]) -> dict[str, Any]:
 
 def amortised(times: dict[str, float], interval: int) -> float:
     """The mean step over an interval, of which one step refreshes and about ten gather; in what ``times`` are in."""
-    gathers = -(-interval // max(1, interval // GATHERS_PER_INTERVAL))  # one at each tenth, rounded down to steps
+    gathers = math.ceil(interval / gathered_every(interval))
     curvature = (gathers - 1) * times["curvature"] + times["refresh"]
     return (curvature + (interval - gathers) * times["plain"]) / interval
 
@@ -310,8 +310,7 @@ def main() -> None:
             result["peak_bytes"] = {which: peak_memory(name, which, *about) for which in ("momentum", "thor")}
             report_peaks(result["peak_bytes"])
         results[name] = result
-        if arguments.out:  # after each network, so that an interrupt loses the one under way
-            write_whole(arguments.out, json.dumps(results, indent=2))
+        write_results(arguments.out, results)
 
 
 if __name__ == "__main__":

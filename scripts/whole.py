@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
+from typing import Any
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
@@ -17,3 +19,9 @@ def write_whole(path: Path, content: str | bytes) -> None:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)  # what is half written takes room that the disk may lack
+
+
+def write_results(path: Path | None, results: Any) -> None:
+    """Write what a benchmark has measured so far, if it is to be kept: an interrupt loses what is under way alone."""
+    if path is not None:
+        write_whole(path, json.dumps(results, indent=2))

@@ -46,7 +46,12 @@ class Options:
             return int(self.factor_interval(step))
         every = int(self.interval(step))
         # without an average only the last batch before a refresh counts
-        return every if self.factor_decay == 0 else max(1, every // GATHERS_PER_INTERVAL)
+        return every if self.factor_decay == 0 else gathered_every(every)
+
+
+def gathered_every(interval: int) -> int:
+    """Steps from one gathering of factors to the next, for an average, unless told: a tenth of the interval."""
+    return max(1, interval // GATHERS_PER_INTERVAL)
 
 
 def block_plan(block_size: Any, split: str, rank: int) -> BlockPlan:

@@ -15,7 +15,7 @@ from rich.table import Table
 from first_order.checks import number
 from thor.blocks import SPLITS, BlockPlan, check_int
 from thor.json_text import parse
-from thor.options import GATHERS_PER_INTERVAL
+from thor.options import GATHERS_PER_INTERVAL, gathered_every
 from thor.profile.records import Profile
 from thor.scale import report
 from thor.scale.network import Link, Network
@@ -87,7 +87,7 @@ def plan_command(
         factor_ms=FACTOR_SHARE * step_ms if factor_ms is None else factor_ms,
         precondition_ms=PRECONDITION_SHARE * step_ms if precondition_ms is None else precondition_ms,
         interval=interval,
-        factor_interval=max(1, interval // GATHERS_PER_INTERVAL) if factor_interval is None else factor_interval,
+        factor_interval=gathered_every(interval) if factor_interval is None else factor_interval,
         overlap=overlap, per=per,
     )  # fmt: skip
     if network is not None:

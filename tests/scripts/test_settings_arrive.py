@@ -7,10 +7,14 @@ from mindspore import nn
 
 import thor
 from scripts.config import validate
+from scripts.data import imagenet_samples
 from scripts.feeds import open_feeds
 from scripts.first_order_step import FirstOrderStep
 from scripts.networks import build_loss, build_network
 from scripts.optimizers import build_stepper
+from scripts.recorder import read_metrics
+from scripts.training import train
+from tests.scripts.test_training import quiet
 from tests.scripts.tiny import tiny_settings
 
 
@@ -119,8 +123,6 @@ def test_a_fixed_loss_scale_saves_what_float16_does_not_hold(scale, survives):
 
 
 def test_what_is_done_to_photographs(tmp_path):
-    from scripts.data import imagenet_samples
-
     data = {"name": "imagenet_samples", "folder": str(imagenet_samples.arrange(tmp_path)), "size": 32}
     for own in ({"strict": False, "augment": False}, {"strict": True, "augment": True}):
         feeds = open_feeds(validate({"data": data | own}))
@@ -129,9 +131,5 @@ def test_what_is_done_to_photographs(tmp_path):
 
 
 def test_lines_of_steps_come_as_often_as_log_every_says(tmp_path):
-    from scripts.recorder import read_metrics
-    from scripts.training import train
-    from tests.scripts.test_training import quiet
-
     run = train(tiny_settings(tmp_path, "momentum", log_every=4), console=quiet())
     assert [line["step"] for line in read_metrics(run.folder) if line["kind"] == "step"] == [4, 8, 12, 16, 20]
