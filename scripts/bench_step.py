@@ -225,8 +225,8 @@ def amortised(times: dict[str, float], interval: int) -> float:
 
 
 def peak_memory(name: str, which: str, size: int | None, options: dict[str, Any]) -> int:
-    """Peak resident bytes of a process of its own that does a few steps."""
-    command = [sys.executable, __file__, "--peak", name, which]
+    """Peak bytes, as ``held`` counts them, of a process of its own that does a few steps."""
+    command = [sys.executable, __file__, "--device", thor.device.current(), "--peak", name, which]
     for option, value in options.items():
         command += [f"--{option.replace('_', '-')}", str(value)]
     command += [] if size is None else ["--batch", str(size)]
@@ -248,7 +248,12 @@ def run_for_peak(name: str, which: str, size: int | None, options: dict[str, Any
         for phase in phases.phases().values():
             timed(phase, phases.batch)
             timed(phase, phases.batch)
-    print("PEAK", own_peak())
+    print("PEAK", held())
+
+
+def held() -> int:
+    """The most bytes that this process has held: of the device's memory, or where that is the host's, of resident."""
+    return own_peak() if thor.device.current() == "CPU" else int(ms.runtime.max_memory_allocated())
 
 
 def report(name: str, result: dict[str, Any]) -> None:
@@ -274,6 +279,7 @@ def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--network", nargs="+", default=["lenet", "autoencoder", "resnet20"], choices=NETWORKS)
+    parser.add_argument("--device", default="auto", help="CPU, GPU, Ascend, or auto for the best one present (auto)")
     parser.add_argument("--rounds", type=count, default=15)
     parser.add_argument("--batch", type=count, help="examples; each network has its own number")
     parser.add_argument("--without-own", action="store_true", help="leave out TrainOneStepCell")
@@ -289,7 +295,10 @@ def main() -> None:
         number("--factor-share", arguments.factor_share, 0.0, 1.0, open_low=True)
     except ValueError as error:
         parser.error(str(error))
-    thor.device.select("CPU")
+    try:
+        thor.device.select(arguments.device)
+    except ValueError as error:
+        parser.error(str(error))
     ms.set_context(mode=ms.GRAPH_MODE)
     options = {
         "split": arguments.split,

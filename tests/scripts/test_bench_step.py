@@ -85,9 +85,18 @@ def test_the_process_whose_memory_is_measured_has_the_options_of_the_one_that_is
     assert asked == [("momentum", timed[0]), ("thor", timed[0])]
 
 
+def test_the_memory_that_counts_is_the_targets_own(monkeypatch):
+    monkeypatch.setattr(bench_step, "own_peak", lambda: 3)
+    monkeypatch.setattr(bench_step.ms.runtime, "max_memory_allocated", lambda: 7)
+    for target, held in (("CPU", 3), ("GPU", 7), ("Ascend", 7)):
+        monkeypatch.setattr(bench_step.thor.device, "current", lambda: target)  # noqa: B023
+        assert bench_step.held() == held
+
+
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
+        (["--device", "TPU"], "device must be one of CPU, GPU, Ascend or auto, but got 'TPU'"),
         (["--rounds", "0"], "--rounds: must be at least 1, but got 0"),
         (["--batch", "many"], "--batch: must be a whole number, but got 'many'"),
         (["--interval", "100", "-5"], "--interval: must be at least 1, but got -5"),
