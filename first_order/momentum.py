@@ -167,6 +167,7 @@ class Momentum(FirstOrder):
         self.nesterov = mode == "nesterov"
         self.velocities = self.state_like_parameters("velocity")
         self.fused = ops.ApplyMomentum()
+        self.on_cpu = ms.get_context("device_target") == "CPU"
 
     def construct(self, gradients):
         """Move every weight; answers with the steps done."""
@@ -189,7 +190,7 @@ class Momentum(FirstOrder):
         taken = g
         if not self.takes_all:
             taken = share * g
-        if self.nesterov or param.dtype == ms.float16:
+        if self.nesterov or not self._by_kernel(param.dtype):
             v = keep * velocity.astype(rate.dtype) + taken
             direction = v
             if self.nesterov:
@@ -198,6 +199,16 @@ class Momentum(FirstOrder):
             return ops.assign(param, (param.astype(rate.dtype) - rate * direction).astype(param.dtype))
         # the standard form is MindSpore's kernel, in one pass; its Nesterov is silently ignored on a CPU
         return self.fused(param, velocity, rate, taken, keep)
+
+    def _by_kernel(self, dtype):
+        """Whether MindSpore's kernel moves weights of this type.
+
+        On a GPU MindSpore makes one kernel of all of a graph's, which knows no float64, and fails to compile where the
+        graph reads a weight too ("Graph cycle exists": 2.10).
+        """
+        if self.on_cpu:
+            return dtype != ms.float16
+        return dtype == ms.float32 and not (self.has_norm or self.exec_weight_decay)
 
     # -- the operator's layout -----------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, ops
 
-from thor import inverse
+from thor import device, inverse
 from thor.layers import Factor
 
 BATCH_STEP = 16  # device batches are padded to a multiple of this, so that few shapes are compiled
@@ -85,6 +85,7 @@ class DeviceAlgebra:
         if u is None:
             return blocks
         parts = _by_block(factor, u).reshape(-1, cut.rank, cut.size)
+        device.settle()
         return self._correction(blocks, self.tensor(parts))
 
     def invert(self, stacked: list, damping: np.ndarray):
@@ -96,6 +97,7 @@ class DeviceAlgebra:
             stacked = [*stacked, self.tensor(filler)]
         batch = ops.cat(tuple(stacked), 0) if len(stacked) > 1 else stacked[0]
         damping = Tensor(np.pad(damping, (0, spare)).astype(np.float32))
+        device.settle()
         try:
             inverses, trusted = self._inverse(batch, damping)
             trusted = trusted.asnumpy()
@@ -107,6 +109,7 @@ class DeviceAlgebra:
 
     def times(self, blocks, thin: np.ndarray) -> np.ndarray:
         size, rank = blocks.shape[-1], thin.shape[-1]
+        device.settle()
         product = self._product(blocks, self.tensor(thin.reshape(-1, size, rank)))
         return product.asnumpy().reshape(thin.shape).astype(np.float64)
 

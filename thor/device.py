@@ -108,6 +108,16 @@ def allow_deep_graphs() -> None:
         resource.setrlimit(resource.RLIMIT_STACK, (room, hard))
 
 
+def settle() -> None:
+    """Wait for all that has been launched; on a CPU nothing runs by itself.
+
+    Compiled graphs and single operators reach an accelerator by queues of their own. To be called wherever one is to
+    read what the other has written: on a GPU, refreshes without it sometimes found blocks that were not there yet.
+    """
+    if current() != "CPU":
+        ms.runtime.synchronize()
+
+
 def gathers_in_groups() -> bool:
     """Whether AllGather works among some of the ranks. A CPU's knows all of them only (MindSpore 2.10)."""
     return current() != "CPU"

@@ -77,6 +77,26 @@ def test_the_optimizer_is_the_operator_over_50_steps(mode, dtype, graph):
         assert_close(mine, other, dtype)
 
 
+@pytest.mark.parametrize(("norm_coefficient", "decay"), [(0.0, 0.0), (0.01, 0.0), (0.0, 0.01)])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_the_path_of_other_devices_gives_the_same(dtype, norm_coefficient, decay):
+    """On a GPU MindSpore's kernel knows no float64, and no graph that reads a weight as well."""
+    moved = []
+    for on_cpu in (True, False):
+        parameters = make_parameters(arrays(0, dtype=dtype))
+        groups = [{"params": parameters, "weight_decay": decay}] if decay else parameters
+        optimizer = Momentum(groups, 0.05, norm_coefficient=norm_coefficient, beta=0.6)
+        optimizer.on_cpu = on_cpu
+        for count in range(3):
+            optimizer([Tensor(g) for g in arrays(count + 1, dtype=dtype)])
+        assert optimizer._by_kernel(parameters[0].dtype) == (
+            on_cpu or dtype == np.float32 and not norm_coefficient + decay
+        )
+        moved.append([p.asnumpy() for p in parameters])
+    for one, other in zip(*moved, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-7)
+
+
 @pytest.mark.parametrize("mode", ["standard", "nesterov"])
 def test_with_beta_1_it_is_also_pytorchs_sgd(mode):
     values = arrays(0)
