@@ -111,8 +111,9 @@ def allow_deep_graphs() -> None:
 def settle() -> None:
     """Wait for all that has been launched; on a CPU nothing runs by itself.
 
-    Compiled graphs and single operators reach an accelerator by queues of their own. To be called wherever one is to
-    read what the other has written: on a GPU, refreshes without it sometimes found blocks that were not there yet.
+    Compiled graphs and single operators reach an accelerator by queues of their own; to be called where one is to read
+    what the other has written. On a GPU, refreshes without it called good blocks not positive definite now and then
+    (docs/results.md).
     """
     if current() != "CPU":
         ms.runtime.synchronize()
