@@ -16,6 +16,7 @@ from __future__ import annotations
 import ctypes
 import os
 import warnings
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
@@ -106,6 +107,12 @@ def allow_deep_graphs() -> None:
     if soft != resource.RLIM_INFINITY and soft < _STACK:
         room = _STACK if hard == resource.RLIM_INFINITY else min(_STACK, hard)
         resource.setrlimit(resource.RLIMIT_STACK, (room, hard))
+
+
+def trim_memory() -> None:
+    """Give freed memory back to the system, where the C library can (glibc): it keeps tens of MiB for every graph."""
+    with suppress(AttributeError, OSError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def settle() -> None:

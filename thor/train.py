@@ -200,9 +200,10 @@ class TrainStep(nn.Cell):
 
     def _function(self, name: str, build: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
         if name not in self._compiled:
+            device.trim_memory()  # of what compiling the graph before has left
             self.compilations += name in CURVATURE_GRAPHS
-            function = build()
-            self._compiled[name], self.graphs = (ms.jit(function) if self._jit else function), self.graphs + self._jit
+            self.graphs += self._jit
+            self._compiled[name] = ms.jit(build()) if self._jit else build()
         return self._compiled[name]
 
     def _forward(self) -> Callable[..., Any]:
@@ -325,8 +326,7 @@ class TrainStep(nn.Cell):
     def _build_finish_curvature(self) -> Callable[..., Any]:
         sums = Values([*self.sums, *self._graph_sums()], self.loss_sum, self._differentiated())
         (_, inverse, down), count = self._scaling(), len(self._weights)
-        share = 1.0 / self.accumulate
-        mean = self._mean_over_ranks("curvature", self._differentiated())
+        share, mean = 1.0 / self.accumulate, self._mean_over_ranks("curvature", self._differentiated())
 
         def finish(scale):
             loss, means = sums(share)

@@ -263,3 +263,21 @@ def test_graphs_and_operators_of_a_refresh_wait_for_each_other(method, monkeypat
         for i, event in enumerate(events):
             assert event != name or events[i - 1] == "settled"
             assert event != f"{name} done" or events[i + 1] == "settled"
+
+
+def test_memory_is_given_back_before_each_graph_is_compiled(monkeypatch):
+    trimmed = []
+    monkeypatch.setattr(device, "trim_memory", lambda: trimmed.append(1))
+    _, step = make(Mlp(), jit=True, interval=3)
+    for seed in range(4):
+        step(*batch(seed=seed))
+    assert step.graphs == len(trimmed) == 4  # curvature, average, apply, plain
+
+
+@pytest.mark.parametrize("error", [AttributeError, OSError, TypeError])
+def test_a_c_library_that_cannot_give_memory_back_keeps_it(error, monkeypatch):
+    def refuse(_):
+        raise error
+
+    monkeypatch.setattr(device.ctypes, "CDLL", refuse)
+    device.trim_memory()
