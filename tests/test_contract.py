@@ -165,7 +165,7 @@ def test_groups_have_their_own_rate_and_decay(kind):
         found.append(weights(decayed))
     assert not np.allclose(found[0][0], found[1][0], atol=1e-6), "the decay is the group's own"
     for a, b in zip(found[0][2:], found[1][2:], strict=True):
-        np.testing.assert_array_equal(a, b)
+        np.testing.assert_allclose(a, b, rtol=1e-6)  # MindSpore's kernel rounds otherwise
     alone = Net()
     _, plain = stepper(kind, "functional", alone)
     plain(*data())

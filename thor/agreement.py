@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 from mindspore import Tensor
 
-from thor import device
-
 
 def settings_to_share(optimizer: Any, accumulate: int) -> dict[str, Any]:
     """Settings of a :class:`thor.THOR` by name; schedules by what they are at its step."""
@@ -51,10 +49,8 @@ def refresh_alike(optimizer: Any, layers: list[int]) -> int:
     """
     ranks = optimizer.ranks
     before = 0 if ranks is None else ranks.bytes
-    device.settle()  # a graph has averaged the factors
     traces = np.concatenate([optimizer._captured[i].traces() for i in layers])
     optimizer.refresh(layers, traces if ranks is None else ranks.of_first(traces))
-    device.settle()  # graphs will read the inverses
     return 0 if ranks is None else ranks.bytes - before
 
 

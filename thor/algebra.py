@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import mindspore as ms
 import numpy as np
 from mindspore import Tensor, ops
 
-from thor import device, inverse
+from thor import inverse
 from thor.layers import Factor
 
 BATCH_STEP = 16  # device batches are padded to a multiple of this, so that few shapes are compiled
@@ -87,7 +85,7 @@ class DeviceAlgebra:
         if u is None:
             return blocks
         parts = _by_block(factor, u).reshape(-1, cut.rank, cut.size)
-        return _apart(self._correction, blocks, self.tensor(parts))
+        return self._correction(blocks, self.tensor(parts))
 
     def invert(self, stacked: list, damping: np.ndarray):
         size = stacked[0].shape[-1]
@@ -99,17 +97,17 @@ class DeviceAlgebra:
         batch = ops.cat(tuple(stacked), 0) if len(stacked) > 1 else stacked[0]
         damping = Tensor(np.pad(damping, (0, spare)).astype(np.float32))
         try:
-            inverses, trusted = _apart(self._inverse, batch, damping)
+            inverses, trusted = self._inverse(batch, damping)
             trusted = trusted.asnumpy()
         except (RuntimeError, ValueError):
             # ops.cholesky may raise where a block is not positive definite, and does not say which; this one does
-            inverses, trusted = _apart(self._careful, batch, damping)
+            inverses, trusted = self._careful(batch, damping)
             trusted = trusted.asnumpy()
         return inverses, trusted[:used] > 0
 
     def times(self, blocks, thin: np.ndarray) -> np.ndarray:
         size, rank = blocks.shape[-1], thin.shape[-1]
-        product = _apart(self._product, blocks, self.tensor(thin.reshape(-1, size, rank)))
+        product = self._product(blocks, self.tensor(thin.reshape(-1, size, rank)))
         return product.asnumpy().reshape(thin.shape).astype(np.float64)
 
     def is_finite(self, blocks) -> bool:
@@ -123,14 +121,6 @@ class DeviceAlgebra:
 
     def from_host(self, blocks: np.ndarray) -> Tensor:
         return self.tensor(blocks)
-
-
-def _apart(compiled: Any, *arguments: Tensor) -> Any:
-    """A compiled function, between operators that write what it reads and read what it writes."""
-    device.settle()
-    results = compiled(*arguments)
-    device.settle()
-    return results
 
 
 def _by_block(factor: Factor, u: np.ndarray) -> np.ndarray:

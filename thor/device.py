@@ -115,17 +115,6 @@ def trim_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def settle() -> None:
-    """Wait for all that has been launched; on a CPU nothing runs by itself.
-
-    Compiled graphs and single operators reach an accelerator by queues of their own; to be called where one is to read
-    what the other has written. On a GPU, refreshes without it called good blocks not positive definite now and then
-    (docs/results.md).
-    """
-    if current() != "CPU":
-        ms.runtime.synchronize()
-
-
 def gathers_in_groups() -> bool:
     """Whether AllGather works among some of the ranks. A CPU's knows all of them only (MindSpore 2.10)."""
     return current() != "CPU"

@@ -39,7 +39,7 @@ def invert_on_host(blocks: np.ndarray, damping: np.ndarray) -> tuple[np.ndarray,
 def invert_by_cholesky(blocks, damping):
     """Batched Cholesky and two triangular solves, for targets with ``ops.cholesky``: (inverses, trusted)."""
     damped = add_to_diagonal(blocks, damping)
-    identity = ops.eye(blocks.shape[-1], blocks.shape[-1], ms.float32)
+    identity = identity_of(blocks.shape[-1])
     factor = ops.cholesky(damped)
     inverses = ops.cholesky_solve(identity.expand_dims(0).broadcast_to(blocks.shape), factor)
     return inverses, is_inverse(damped, inverses)
@@ -54,7 +54,7 @@ def invert_by_newton_schulz(blocks, damping, iterations=NEWTON_SCHULZ_ITERATIONS
     """
     damped = add_to_diagonal(blocks, damping)
     size = blocks.shape[-1]
-    identity = ops.eye(size, size, ms.float32)
+    identity = identity_of(size)
     diagonal = (damped * identity).sum(-1)
     scale = ops.rsqrt(ops.maximum(diagonal, ops.full_like(diagonal, 1e-30)))
     scaled = damped * scale.expand_dims(-1) * scale.expand_dims(-2)
@@ -75,15 +75,25 @@ def reciprocals(blocks: np.ndarray, damping: np.ndarray) -> tuple[np.ndarray, np
     return 1.0 / np.where(trusted, damped, 1.0), trusted.reshape(-1)
 
 
+def identity_of(size):
+    """The identity [size, size] in float32.
+
+    Not by ``ops.eye``: on a GPU its kernel clears the matrix on another stream than the one it writes the ones on, so
+    that now and then they are cleared too (MindSpore 2.10; docs/results.md, "On a GPU").
+    """
+    rows = ops.arange(size)
+    return (rows.expand_dims(-1) == rows).astype(ms.float32)
+
+
 def add_to_diagonal(blocks, damping):
     """Blocks [m, b, b] + damping [m] on each diagonal."""
-    identity = ops.eye(blocks.shape[-1], blocks.shape[-1], ms.float32)
+    identity = identity_of(blocks.shape[-1])
     return blocks + damping.reshape(-1, 1, 1) * identity
 
 
 def is_inverse(matrix, inverse):
     """Whether I - A X is small, block by block, as float32 0 or 1; NaN counts as no."""
     size = matrix.shape[-1]
-    identity = ops.eye(size, size, ms.float32)
+    identity = identity_of(size)
     residual = ops.amax(ops.abs(identity - ops.bmm(matrix, inverse)), (1, 2))
     return (residual < RESIDUAL_LIMIT).astype(ms.float32)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
-from thor import device
-
 #: Steps from one copy to the next: by then an average of the usual momentum 0.9 has forgotten what it was.
 EVERY = 100
 
@@ -28,7 +26,6 @@ class MovingAverages:
     def before_step(self) -> None:
         """Copy them now and then."""
         if self._age % EVERY == 0:
-            device.settle()  # a micro-batch may be under way
             found = [parameter.asnumpy().copy() for parameter in self._parameters]
             kept = self._copies or found  # of one that a micro-batch of a step under way has spoilt the copy before
             self._copies = [x if np.isfinite(x).all() else old for x, old in zip(found, kept, strict=True)]
@@ -43,4 +40,3 @@ class MovingAverages:
         for parameter, copy in zip(self._parameters, self._copies, strict=True):
             if not np.isfinite(parameter.asnumpy()).all():
                 ops.assign(parameter, Tensor(copy))
-        device.settle()

@@ -128,6 +128,7 @@ def test_the_path_trains_with_primitives_documented_for_its_device(method, devic
     assert report["refreshes"] == [4, 4, 4, 2, 2]
     assert {"BatchMatMul", "Conv2D", "ApplyMomentum", "IsFinite"} <= used  # the dump holds the whole step
     assert ("Cholesky" in used) == (method == "cholesky")
+    assert "Eye" not in used  # on a GPU it is wrong now and then (inverse.identity_of)
     missing = {name: sorted(platforms(name)) for name in used if device not in platforms(name)}
     assert not missing
 

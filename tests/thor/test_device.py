@@ -227,44 +227,6 @@ def test_a_cache_of_compiled_graphs_is_warned_of(by, monkeypatch):
         thor.THOR(nn.Dense(3, 2), 0.1, 0.03)
 
 
-@pytest.mark.parametrize(("target", "waits"), [("CPU", 0), ("GPU", 1), ("Ascend", 1)])
-def test_what_was_launched_is_waited_for_where_it_runs_by_itself(target, waits, monkeypatch):
-    calls = []
-    monkeypatch.setattr(device, "current", lambda: target)
-    monkeypatch.setattr(device.ms.runtime, "synchronize", lambda: calls.append(1))
-    device.settle()
-    assert len(calls) == waits
-
-
-@pytest.mark.parametrize("method", ["cholesky", "newton-schulz"])
-def test_graphs_and_operators_of_a_refresh_wait_for_each_other(method, monkeypatch):
-    """Factors are averaged in a graph, stacked by operators, inverted in graphs, and read by the next one."""
-    events = []
-    optimizer, step = make(Mlp(), inverse=method, block_size=2, split="block+rank", rank=1, jit=True)
-    step(*batch())
-    monkeypatch.setattr(device, "settle", lambda: events.append("settled"))
-    algebra, refresh = optimizer._inverter.algebra, optimizer.refresh
-
-    def recorded(name, function):
-        def call(*arguments):
-            events.append(name)
-            result = function(*arguments)
-            events.append(f"{name} done")
-            return result
-
-        return call
-
-    for name in ("_inverse", "_correction", "_product"):
-        monkeypatch.setattr(algebra, name, recorded(name, getattr(algebra, name)))
-    object.__setattr__(optimizer, "refresh", recorded("refresh", refresh))
-    step(*batch(seed=1))
-    for name in ("refresh", "_inverse", "_correction", "_product"):
-        assert name in events
-        for i, event in enumerate(events):
-            assert event != name or events[i - 1] == "settled"
-            assert event != f"{name} done" or events[i + 1] == "settled"
-
-
 def test_memory_is_given_back_before_each_graph_is_compiled(monkeypatch):
     trimmed = []
     monkeypatch.setattr(device, "trim_memory", lambda: trimmed.append(1))
