@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import os
 import sys
 import tempfile
 import time
@@ -19,6 +20,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+os.environ.setdefault("GLOG_v", "3")  # MindSpore: errors only, before it is imported
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import mindspore as ms

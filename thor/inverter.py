@@ -84,84 +84,97 @@ class Inverter:
         buckets: dict[int, list[Job]] = {}
         for job in jobs:
             job.beside = directions(job.factor)
-            job.blocks = self.algebra.blocks(job.factor, job.beside)
-            if len(job.blocks[job.part]):
-                buckets.setdefault(job.factor.cut.size, []).append(job)
+            buckets.setdefault(job.factor.cut.size, []).append(job)
         for bucket in buckets.values():
             self._invert_bucket(bucket)
         if self.exchange is not None:
             self.exchange.share(jobs, time.perf_counter() - start, self.algebra)
-        for job in jobs:
-            if not job.failed:
-                self._store(job)
+        for bucket in buckets.values():
+            self._store_bucket([job for job in bucket if not job.failed])
         if self.exchange is not None:
             self.exchange.settle(jobs)
 
     def _invert_bucket(self, jobs: list[Job]) -> None:
-        for job in jobs:
-            job.failed = not self.algebra.is_finite(job.blocks)
-        live = [job for job in jobs if not job.failed]
+        found = self.algebra.blocks([job.factor for job in jobs], [job.beside for job in jobs])
+        for job, blocks in zip(jobs, found, strict=True):
+            job.blocks = blocks
+        mine = [job for job in jobs if len(job.blocks[job.part])]
+        if mine:
+            for job, finite in zip(mine, self.algebra.finite([job.blocks for job in mine]), strict=True):
+                job.failed = not finite
+        live = [job for job in mine if not job.failed]
         if not live:
             return
-        stacked = [job.blocks[job.part] for job in live]
-        counts = [len(blocks) for blocks in stacked]
+        stacks = [job.blocks if self.exchange is None else job.blocks[job.part] for job in live]
+        counts = [len(blocks) for blocks in stacks]
         owner = np.repeat(np.arange(len(live)), counts)
         damping = np.concatenate([np.repeat(job.damping, job.factor.cut.count)[job.part] for job in live])
-        inverses, trusted = self._invert_until_trusted(stacked, damping, owner, live)
-        first = 0
-        for job, count in zip(live, counts, strict=True):
-            job.failed = not trusted[first : first + count].all()
-            job.inverse = inverses[first : first + count]
-            first += count
+        inverses, trusted = self._invert_until_trusted(stacks, damping, owner, live)
+        for job, of_part, flags in zip(live, inverses, np.split(trusted, np.cumsum(counts)[:-1]), strict=True):
+            job.inverse, job.failed = of_part, not flags.all()
 
-    def _invert_until_trusted(self, stacked, damping, owner, jobs):
+    def _invert_until_trusted(self, stacks, damping, owner, jobs):
         damping = np.maximum(damping, np.finfo(np.float32).tiny)
-        inverses, trusted = self._invert(stacked, damping)
+        inverses, trusted = self._invert(stacks, damping)
         escalated = ~trusted
         for _ in range(RETRIES):
             if trusted.all():
                 break
             damping = np.where(trusted, damping, damping * ESCALATION)
-            inverses, trusted = self._invert(stacked, damping)
+            inverses, trusted = self._invert(stacks, damping)
         for index in owner[escalated]:
             jobs[index].escalated += 1
         return inverses, trusted
 
-    def _invert(self, stacked, damping):
-        if stacked[0].shape[-1] > 1:
-            return self.algebra.invert(stacked, damping)
-        numbers = np.concatenate([self.algebra.to_host(blocks) for blocks in stacked])
-        inverses, trusted = inverse.reciprocals(numbers, damping)  # of embeddings and normalisations
-        return self.algebra.from_host(inverses), trusted
+    def _invert(self, stacks, damping):
+        if stacks[0].shape[-1] > 1:
+            return self.algebra.invert(stacks, damping)
+        numbers = [self.algebra.to_host(blocks) for blocks in stacks]
+        inverses, trusted = inverse.reciprocals(np.concatenate(numbers), damping)  # of embeddings and normalisations
+        ends = np.cumsum([len(each) for each in numbers])[:-1]
+        return [self.algebra.from_host(each) for each in np.split(inverses, ends)], trusted
 
-    def _store(self, job: Job) -> None:
-        factor = job.factor
-        if factor.held and not self._store_inverse(job):
+    def _store_bucket(self, jobs: list[Job]) -> None:
+        """Put new inverses, with all that goes with them, among the results; one that is not finite has failed."""
+        thin = [(job, job.beside) for job in jobs if job.beside is not None]
+        for job in (job for job in jobs if job.beside is None and job.factor.held):
+            self._store_inverse(job, job.inverse)
+        held = [(job, u) for job, u in thin if job.factor.held]
+        inside = [u[:, :, : job.factor.cut.padded].transpose(0, 2, 1) for job, u in held]
+        products = self.algebra.times([job.inverse for job, _ in held], inside)
+        for (job, u), product in zip(held, products, strict=True):
+            self._store_with_thin(job, u, product)
+        # held or not: all ranks have all estimates
+        turned = [(job, u) for job, u in thin if job.factor.cut.split == "block+rank" and not job.failed]
+        probes = [np.linalg.qr(job.factor.beside.asnumpy().astype(np.float64))[0] for job, _ in turned]
+        products = self.algebra.times([job.blocks for job, _ in turned], probes)
+        for (job, u), probe, product in zip(turned, probes, products, strict=True):
+            job.results += _turned_probe(job.factor, u, probe, product)
+
+    def _store_with_thin(self, job: Job, u: np.ndarray, s: np.ndarray) -> None:
+        """The inverse and what stands beside it, from ``s`` = X U^T [c, n b, r] of the blocks alone."""
+        cut = job.factor.cut
+        s, t = self._woodbury(job, u, s)
+        if not (np.isfinite(s).all() and np.isfinite(t).all()):
             job.failed = True
-        elif factor.cut.split == "block+rank" and job.beside is not None:  # held or not: all ranks have all estimates
-            job.results += self._turned_probe(factor, job.beside, job.blocks)
+            return
+        if cut.whole_inverse:
+            self._store_inverse(job, self._whole(job, s, t))
+            return
+        self._store_inverse(job, job.inverse)
+        values = self._bordered(job, s, t) if cut.bias_apart else (s, t)
+        job.results += [
+            (target, Tensor(value.astype(np.float32)))
+            for target, value in zip(job.factor.cache[1:], values, strict=True)
+        ]
 
-    def _store_inverse(self, job: Job) -> bool:
-        """Put the inverse, with all that goes with it, among the results; whether it is finite."""
-        factor, inverse = job.factor, job.inverse
-        thin: tuple[np.ndarray, ...] = ()
-        if job.beside is not None:
-            s, t = self._woodbury(job, job.beside)
-            if not (np.isfinite(s).all() and np.isfinite(t).all()):
-                return False
-            if factor.cut.whole_inverse:
-                inverse = self._whole(job, s, t)
-            else:
-                thin = self._bordered(job, s, t) if factor.cut.bias_apart else (s, t)
-        job.results.append((factor.inverse, self.algebra.tensor(inverse.reshape(factor.cache_shapes[0]))))
-        targets = factor.cache[1:] if thin else ()  # else s and t stay empty
-        job.results += [(at, Tensor(value.astype(np.float32))) for at, value in zip(targets, thin, strict=True)]
-        return True
+    def _store_inverse(self, job: Job, blocks: Any) -> None:
+        factor = job.factor
+        job.results.append((factor.inverse, self.algebra.tensor(blocks.reshape(factor.cache_shapes[0]))))
 
-    def _woodbury(self, job: Job, u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _woodbury(self, job: Job, u: np.ndarray, s: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Woodbury's s [c, m, r] and t [c, r, m] for all rows m that are kept, a bias's that stands apart too."""
         cut = job.factor.cut
-        s = self.algebra.times(job.inverse, u[:, :, : cut.padded].transpose(0, 2, 1))
         if cut.bias_apart:
             s = np.concatenate([s, u[:, :, -1:].transpose(0, 2, 1) * _of_bias_alone(job)], 1)
         small = np.eye(cut.rank) + u @ s
@@ -182,17 +195,18 @@ class Inverter:
             full[:, -1:, -1:] = _of_bias_alone(job)
         return without_padding(full - s @ t, cut)
 
-    def _turned_probe(self, factor: Factor, u: np.ndarray, blocks) -> list[tuple[Parameter, Tensor]]:
-        """One step of subspace iteration, Q <- orth(Z), with the estimate's history carried over.
 
-        The average behind Z = A Q knows A only through the old Q. For the new Q it is replaced by what the
-        approximation D + U^T U does to it: that operator has the factor's own diagonal blocks, so everything that is
-        averaged into Z from now on stays consistent with them, and A - U^T U stays positive semi-definite.
-        """
-        z = factor.beside.asnumpy().astype(np.float64)
-        probe = np.linalg.qr(z)[0]
-        beside = self.algebra.times(blocks, probe) + u.transpose(0, 2, 1) @ (u @ probe)
-        return [(factor.probe, Tensor(probe.astype(np.float32))), (factor.beside, Tensor(beside.astype(np.float32)))]
+def _turned_probe(
+    factor: Factor, u: np.ndarray, probe: np.ndarray, product: np.ndarray
+) -> list[tuple[Parameter, Tensor]]:
+    """One step of subspace iteration, Q <- orth(Z) = ``probe``, with the estimate's history carried over.
+
+    The average behind Z = A Q knows A only through the old Q. For the new Q it is replaced by what the approximation
+    D + U^T U does to it (``product`` is D Q): that operator has the factor's own diagonal blocks, so everything that is
+    averaged into Z from now on stays consistent with them, and A - U^T U stays positive semi-definite.
+    """
+    beside = product + u.transpose(0, 2, 1) @ (u @ probe)
+    return [(factor.probe, Tensor(probe.astype(np.float32))), (factor.beside, Tensor(beside.astype(np.float32)))]
 
 
 def _of_bias_alone(job: Job) -> np.ndarray:

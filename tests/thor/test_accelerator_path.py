@@ -111,7 +111,8 @@ def primitives(folder):
 def compiled(method, folder):
     """Train in a process of its own that dumps its graphs: (what it printed, primitives)."""
     environment = os.environ | {
-        "PYTHONPATH": str(ROOT), "MS_DEV_DUMP_IR_PASSES": "validate", "THOR_CONVOLUTION": "native", "GLOG_v": "3",
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "GLOG_v": "3",
+        "MS_DEV_DUMP_IR_PASSES": "validate", "THOR_CONVOLUTION": "native",
     }  # fmt: skip
     done = subprocess.run(
         [sys.executable, "-c", TRAINING, method, str(folder)],

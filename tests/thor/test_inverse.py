@@ -73,7 +73,7 @@ def test_the_inverse_does_not_depend_on_the_blocks_scale(method, scale):
 def test_a_block_that_is_not_positive_definite_is_flagged_and_leaves_the_others_alone(method):
     blocks = positive(3, 5)
     blocks[1] -= 50 * np.eye(5)
-    found, trusted = algebra(method).invert([tensor_of(method, blocks)], np.full(3, 0.1, np.float32))
+    (found,), trusted = algebra(method).invert([tensor_of(method, blocks)], np.full(3, 0.1, np.float32))
     found = np.asarray(found if method == "lapack" else found.asnumpy())
     assert trusted.tolist() == [True, False, True]
     wanted = np.linalg.inv(blocks[::2] + 0.1 * np.eye(5))

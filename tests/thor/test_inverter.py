@@ -214,3 +214,24 @@ def test_a_first_probe_is_orthonormal_and_the_same_in_every_run():
     q = one.probe.asnumpy()[0]
     np.testing.assert_allclose(q.T @ q, np.eye(3), atol=1e-6)
     assert not q[DIM:].any()
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("split", "products"), [("block", 0), ("block+mean", 1), ("block+rank", 2)])
+def test_what_a_refresh_asks_of_a_device_depends_on_sizes_of_blocks_not_on_layers(method, split, products, monkeypatch):
+    """Each call, and each wait for its result, costs an accelerator's host as much as many blocks' work."""
+    sizes, calls = (3, 4), []
+    made = [factor(split, size, name=f"{size}.{i}") for size in sizes for i in range(3)]
+    for seed, each in enumerate(made):
+        observe(each, rows(seed))
+    inverter = Inverter(method)
+    for name in ("blocks", "finite", "invert", "times"):
+        real = getattr(inverter.algebra, name)
+        monkeypatch.setattr(
+            inverter.algebra, name, lambda *x, name=name, real=real: calls.append((name, x)) or real(*x)
+        )
+    jobs = [Job(each, np.array([0.1], np.float32)) for each in made]
+    inverter.refresh(jobs)
+    assert not any(job.failed or job.escalated for job in jobs)
+    working = [name for name, (stacks, *_) in calls if len(stacks)]
+    assert sorted(working) == sorted(len(sizes) * (["blocks", "finite", "invert"] + products * ["times"]))
