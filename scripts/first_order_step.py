@@ -12,9 +12,10 @@ from mindspore import Parameter, Tensor, nn, ops
 from scripts.mean_over_ranks import Across, mean_over_ranks
 from scripts.settings import TrainSettings
 from thor.compiled import over, scaled
+from thor.finite import probe
 from thor.loss_scale import DynamicLossScale
 from thor.moving import MovingAverages
-from thor.update import dot, half_square
+from thor.update import dot
 
 Compiled = Callable[..., Any]
 
@@ -22,7 +23,7 @@ Compiled = Callable[..., Any]
 class FirstOrderStep:
     """Loss of a batch; the optimizer moves the weights at every `accumulation`-th call, by the mean gradient.
 
-    The finite check is part of the compiled graph, half the squared norm of all gradients, and so is the branch on it.
+    The finite check is part of the compiled graph, one number of all gradients, and so is the branch on it.
     The branch pays for itself: without one MindSpore's CPU runtime spreads the kernels over threads that slow each
     other down (docs/speed.md).
 
@@ -66,8 +67,8 @@ class FirstOrderStep:
         self._moving.before_step()
         if self.state.rule:
             batch = (Tensor(np.float32(self.state.value)), *batch)
-        loss, square = self._steps[0](*batch)
-        finite = bool(np.isfinite(square.asnumpy()))
+        loss, seen = self._steps[0](*batch)
+        finite = bool(np.isfinite(seen.asnumpy()))
         if not finite:
             self._moving.mend()
         if self.state.rule:
@@ -117,14 +118,14 @@ def _zeros(weight: Parameter) -> Parameter:
 def _gradients(
     network: nn.Cell, loss: nn.Cell, weights: Any, loss_scale: float, every: int, across: Across
 ) -> Compiled:
-    """(loss, gradients, half the square of all) of a batch, the loss scale taken out and divided by `every`."""
+    """(loss, gradients, what tells whether all is finite) of a batch, unscaled and divided by `every`."""
 
     def forward(*batch: Tensor) -> tuple[Tensor, Tensor]:
         value = loss(network(*batch[:-1]), batch[-1])
         return value * loss_scale, value
 
     differentiate = ms.value_and_grad(forward, None, weights, has_aux=True)
-    factor = 1.0 / (loss_scale * every)
+    factor, look = 1.0 / (loss_scale * every), _looker()
 
     def gradients(*batch: Tensor) -> tuple[Tensor, tuple[Tensor, ...], Tensor]:
         (_, value), grads = differentiate(*batch)
@@ -132,14 +133,19 @@ def _gradients(
             grads = scaled(factor, grads)
         reduced = across((value, *grads))
         value, grads = reduced[0], reduced[1:]
-        return value, grads, _half_square(value, grads)
+        return value, grads, look(value, grads)
 
     return gradients
 
 
-def _half_square(value: Tensor, grads: tuple[Tensor, ...]) -> Tensor:
-    """Half the square of loss and gradients together, float32: not finite if an entry is not."""
-    return half_square(value) + ops.addn(over(half_square, grads))
+def _looker() -> Compiled:
+    """(loss, gradients) -> one number that is not finite if any of theirs is not."""
+    each = probe()
+
+    def look(value: Tensor, grads: tuple[Tensor, ...]) -> Tensor:
+        return each(value) + ops.addn(over(each, grads))
+
+    return look
 
 
 def _clipped(optimizer: nn.Cell, limit: float | None) -> Compiled:
@@ -157,10 +163,10 @@ def _update(gradients: Compiled, optimizer: Compiled) -> Compiled:
     """A step that moves the weights at once, if all is finite."""
 
     def update(*batch: Tensor) -> tuple[Tensor, Tensor]:
-        value, grads, square = gradients(*batch)
-        if ops.isfinite(square):
-            square = ops.depend(square, optimizer(grads))
-        return value, square
+        value, grads, seen = gradients(*batch)
+        if ops.isfinite(seen):
+            seen = ops.depend(seen, optimizer(grads))
+        return value, seen
 
     return update
 
@@ -172,17 +178,17 @@ def _guarded_update(network: nn.Cell, loss: nn.Cell, weights: Any, optimizer: Co
         value = loss(network(*batch[:-1]), batch[-1])
         return value * scale, value
 
-    differentiate = ms.value_and_grad(forward, None, weights, has_aux=True)
+    differentiate, look = ms.value_and_grad(forward, None, weights, has_aux=True), _looker()
 
     def update(scale: Tensor, *batch: Tensor) -> tuple[Tensor, Tensor]:
         (_, value), grads = differentiate(scale, *batch)
         inverse = 1.0 / scale
         reduced = across((value, *scaled(inverse, grads)))
         value, grads = reduced[0], reduced[1:]
-        square = _half_square(value, grads)
-        if ops.isfinite(square):
-            square = ops.depend(square, optimizer(grads))
-        return value, square
+        seen = look(value, grads)
+        if ops.isfinite(seen):
+            seen = ops.depend(seen, optimizer(grads))
+        return value, seen
 
     return update
 
@@ -191,11 +197,11 @@ def _add(gradients: Compiled, sums: tuple[Parameter, ...], across: Across) -> Co
     """A step that adds a batch's gradients to the sums, if all is finite."""
 
     def add(*batch: Tensor) -> tuple[Tensor, Tensor]:
-        value, grads, square = gradients(*batch)
-        if ops.isfinite(square):
+        value, grads, seen = gradients(*batch)
+        if ops.isfinite(seen):
             for total, grad in zip(sums, grads):  # noqa: B905 (the graph parser knows no strict=)
-                square = ops.depend(square, ops.assign_add(total, grad))
-        reduced = across((value, square))
+                seen = ops.depend(seen, ops.assign_add(total, grad))
+        reduced = across((value, seen))
         return reduced[0], reduced[1]
 
     return add

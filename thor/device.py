@@ -115,6 +115,11 @@ def trim_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
+def squares_quickly() -> bool:
+    """Whether L2Loss is quick: on a CPU it is, on a GPU very slow (MindSpore 2.10); on Ascend nobody measured it."""
+    return current() == "CPU"
+
+
 def gathers_in_groups() -> bool:
     """Whether AllGather works among some of the ranks. A CPU's knows all of them only (MindSpore 2.10)."""
     return current() != "CPU"

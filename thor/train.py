@@ -23,10 +23,11 @@ from thor.agreement import refresh_alike, settings_to_share
 from thor.blocks import check_int
 from thor.diagnose import all_finite, complaint, first_bad_layer
 from thor.distributed import Means, alone, copy_first, same_everywhere
+from thor.finite import checker, in_one_thread
 from thor.moving import MovingAverages
 from thor.optimizer import RECOMPILE_SHARE, THOR
 from thor.parameters import addresses, int_parameter, read, write
-from thor.update import Estimate, Update, checked, in_one_thread, no_more_parameters, scaling
+from thor.update import Estimate, Update, no_more_parameters, scaling
 
 CURVATURE_GRAPHS = ("curvature", "add_curvature", "finish_curvature")
 OF_ACTIVE_LAYERS = (*CURVATURE_GRAPHS, "average")  # built anew without layers that have stopped
@@ -84,9 +85,8 @@ class TrainStep(nn.Cell):
         self._state = [*self.network.get_parameters(), *optimizer.curvature, *optimizer.inner.get_parameters()]
         self._scales: dict[float, Tensor] = {}
         self._scaled = optimizer.scaled
-        self._storage: list[int] = []
+        self._storage, self._sums_storage = list[int](), list[int]()
         self._changes = -1  # of the inner optimizer's options
-        self._sums_storage: list[int] = []
         self._averaged: dict[str, int] = {}  # bytes of the means over ranks, by kind of step
         self._sent_by_refresh = 0
         self.sums = ()
@@ -234,7 +234,7 @@ class TrainStep(nn.Cell):
     def _build_curvature(self) -> Callable[..., Any]:
         differentiate = ms.value_and_grad(self._forward(), None, self._differentiated())
         (_, inverse, down), count = self._scaling(), len(self._weights)
-        mean = self._mean_over_ranks("curvature", self._differentiated())
+        mean, checked = self._mean_over_ranks("curvature", self._differentiated()), checker()
 
         def curvature(scale, *inputs):
             loss, gradients = differentiate(scale, *inputs)
@@ -325,7 +325,7 @@ class TrainStep(nn.Cell):
 
     def _build_finish_curvature(self) -> Callable[..., Any]:
         sums = Values([*self.sums, *self._graph_sums()], self.loss_sum, self._differentiated())
-        (_, inverse, down), count = self._scaling(), len(self._weights)
+        (_, inverse, down), count, checked = self._scaling(), len(self._weights), checker()
         share, mean = 1.0 / self.accumulate, self._mean_over_ranks("curvature", self._differentiated())
 
         def finish(scale):

@@ -8,10 +8,10 @@ from mindspore import ParameterTuple, nn, ops
 
 from thor.compiled import entries_of, over, reshaped
 from thor.distributed import Ranks, Sums
+from thor.finite import probe
 from thor.layers import Layer
 
-_half_square, _cast = ops.L2Loss(), ops.Cast()
-_product, _assign_add = ops.MatMul(), ops.AssignAdd()
+_cast, _product, _assign_add = ops.Cast(), ops.MatMul(), ops.AssignAdd()
 
 
 class Estimate(nn.Cell):
@@ -73,8 +73,8 @@ class Update(nn.Cell):
     hold some layers' inverses only, each preconditions those, and the directions are summed over a row of ranks, of
     which one has the layer's and the others zeros.
 
-    One number, the sum of all <gradient, direction> (without ``clip`` of all |direction|^2 / 2, for an inverse makes no
-    finite number of one that is not), tells whether everything is finite; if not, nothing moves.
+    One number, the sum of all <gradient, direction> (without ``clip`` of what finite.py makes of directions, for an
+    inverse makes no finite number of one that is not), tells whether everything is finite; if not, nothing moves.
     The branch on it also keeps MindSpore's CPU runtime from spreading the backward products over threads that slow each
     other down.
 
@@ -88,7 +88,7 @@ class Update(nn.Cell):
     ):  # fmt: skip
         super().__init__(auto_prefix=False)
         no_more_parameters(inner, decays)
-        self.inner = inner
+        self.inner, self.look = inner, probe()
         self.weights = inner.parameters
         self.layers, self.indices = tuple(range(len(layers))), tuple(range(len(inner.parameters)))
         caches = [layer.caches for layer in layers]
@@ -144,7 +144,7 @@ class Update(nn.Cell):
             made = over(ops.partial(self._from_row, sums), mine, self.sums_at)
         others = over(ops.partial(entry, gradients), self.others)
         products = over(ops.partial(self._product, given, made), self.part_of, self.part)
-        total = _cast(loss, ms.float32) + ops.addn(products + over(half_square, others))
+        total = _cast(loss, ms.float32) + ops.addn(products + over(self.look, others))
         if self.clip > 0:
             made = over(ops.partial(over, ops.partial(times, self._limit(products))), made)
         finite = ops.isfinite(total)
@@ -181,7 +181,7 @@ class Update(nn.Cell):
     def _product(self, given, made, i, part):
         if self.clip > 0:
             return dot(given[i][part], made[i][part])
-        return half_square(made[i][part])  # to find what is not finite, one matrix is read and not two
+        return self.look(made[i][part])  # to find what is not finite, one matrix is read and not two
 
     def _limit(self, products):
         """min(1, sqrt(clip / sum lr^2 <g, d>)) over what layers make."""
@@ -248,35 +248,10 @@ def scaling(scaled):
     return up, inverse, down
 
 
-def checked(loss, gradients, fresh):
-    """In a graph: (loss, whether all is finite), the gradients and the statistics.
-
-    Of these the blocks are looked at, every third: what stands beside finite ones is no larger. Squares that overflow
-    count as not finite.
-    """
-    total = _cast(loss, ms.float32) + ops.addn(over(half_square, gradients + fresh[::3])) * 0.0
-    return (in_one_thread(loss), ops.isfinite(total)) + gradients + fresh
-
-
-def in_one_thread(loss):
-    """The loss as it is, behind a branch, for speed alone.
-
-    MindSpore 2.10 spreads a graph without one over threads of a CPU, where products slow each other (docs/speed.md).
-    """
-    if ops.isfinite(loss):
-        loss = loss + 0.0 * loss
-    return loss
-
-
 def clipped(limit, gradient):
     """The gradient, scaled to at most that norm."""
     norm = ops.sqrt(dot(gradient, gradient))  # if infinite, 0 times infinity is found to be no number
     return times(ops.minimum(limit / (norm + 1e-12), 1.0), gradient)
-
-
-def half_square(x):
-    """Half the sum of squares, to find out whether all is finite: one kernel, which rounds to a few digits only."""
-    return _half_square(_cast(x, ms.float32))
 
 
 def dot(x, y):

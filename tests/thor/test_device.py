@@ -84,6 +84,12 @@ def test_a_probe_that_raises_means_not_present(monkeypatch):
     assert device._is_present("CPU")
 
 
+@pytest.mark.parametrize(("target", "quickly"), [("CPU", True), ("GPU", False), ("Ascend", False)])
+def test_what_is_only_to_be_found_finite_is_squared_where_that_is_quick(target, quickly, monkeypatch):
+    monkeypatch.setattr(device, "current", lambda: target)
+    assert device.squares_quickly() == quickly
+
+
 @pytest.mark.parametrize(
     ("target", "method"),
     [("CPU", "lapack"), ("GPU", "cholesky"), ("Ascend", "newton-schulz"), ("Other", "newton-schulz")],
