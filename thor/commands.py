@@ -22,8 +22,8 @@ from thor.doctor_command import doctor_command
 from thor.own_words import own_words
 from thor.plan_command import plan_command
 from thor.profile import report, target
-from thor.profile.auto import available_memory
 from thor.profile.choice import check_candidates, choose, read_curves
+from thor.profile.memory import available_memory
 from thor.profile.profiler import Task, measure
 from thor.profile.records import Profile, ProfileError
 

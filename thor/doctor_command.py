@@ -22,7 +22,7 @@ from rich.console import Console
 
 from thor import device, doctor
 from thor.doctor import Finding
-from thor.profile.auto import available_memory
+from thor.profile.memory import available_memory
 
 MARKS = ".thor-doctor"  # folder in the shared one; a file for each host
 TOOLS = ("nvidia-smi", "nvcc", "npu-smi")

@@ -16,6 +16,7 @@ import mindspore as ms
 from mindspore import Tensor, nn
 
 from thor.capture import Target
+from thor.profile.memory import available_memory
 from thor.profile.profiler import Task, environment, measure
 from thor.profile.records import Profile, ProfileError
 
@@ -71,15 +72,6 @@ def profile_for_training(
     except OSError as error:
         logger.warning("the profile cannot be kept in %s (%s): the next run measures again", path, error)
     return profile
-
-
-def available_memory() -> int:
-    """Bytes of memory that are free for use; 8 GiB where the system does not say."""
-    try:
-        text = Path("/proc/meminfo").read_text(encoding="ascii")
-        return int(text.split("MemAvailable:")[1].split()[0]) * 1024
-    except (OSError, IndexError, ValueError):
-        return 8 * 2**30
 
 
 def describe_choice(profile: Profile) -> str:

@@ -149,7 +149,7 @@ def test_a_kept_profile_that_cannot_be_used_is_measured_again_with_a_warning(con
 
 def test_a_corrupt_cache_is_replaced_and_an_unwritable_one_only_warns(measured, cache, caplog, monkeypatch):
     net = Mlp(SIZES)
-    path = auto.cache_file(thor.capture.find(net)[0], "lapack")
+    path = auto.cache_file(thor.capture.find(net)[0], thor.device.inverse_method())
     cache.mkdir()
     path.write_text('{"format": "thor-profile", "vers')
     _, step = make(net, block_size="auto")
@@ -247,9 +247,3 @@ def test_a_path_that_is_no_profile_is_refused_with_what_block_size_may_be(tmp_pa
         assert all(word in message for word in (repr(path), "'auto'", "thor.BlockPlan", *words)), message
     with pytest.raises(TypeError, match="block_size must be an int of at least 1, 'auto', the path of a profile"):
         make(Mlp(), block_size=None)
-
-
-def test_available_memory_is_what_the_system_says(monkeypatch):
-    assert 2**26 < auto.available_memory() < 2**50
-    monkeypatch.setattr(auto.Path, "read_text", lambda *_, **__: "nothing")
-    assert auto.available_memory() == 8 * 2**30
