@@ -122,6 +122,8 @@ class DeviceAlgebra:
         return [x[:, :, : y.shape[-1]].reshape(y.shape) for x, y in zip(parts, thin, strict=True)]
 
     def finite(self, stacks: Sequence[Tensor]) -> list[bool]:
+        if not stacks:
+            return []
         sums = ops.ReduceSum()(_joined(stacks), (1, 2)).asnumpy()
         return [bool(np.isfinite(each).all()) for each in np.split(sums, _ends(stacks)[:-1])]
 

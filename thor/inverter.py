@@ -47,6 +47,11 @@ class Job:
     blocks: Any = None
     inverse: Any = None
 
+    @property
+    def count(self) -> int:
+        """How many blocks this process inverts."""
+        return len(range(self.factor.copies * self.factor.cut.count)[self.part])
+
     def commit(self) -> None:
         """Make the new inverse the cached one.
 
@@ -98,15 +103,14 @@ class Inverter:
         found = self.algebra.blocks([job.factor for job in jobs], [job.beside for job in jobs])
         for job, blocks in zip(jobs, found, strict=True):
             job.blocks = blocks
-        mine = [job for job in jobs if len(job.blocks[job.part])]
-        if mine:
-            for job, finite in zip(mine, self.algebra.finite([job.blocks for job in mine]), strict=True):
-                job.failed = not finite
+        mine = [job for job in jobs if job.count]
+        for job, finite in zip(mine, self.algebra.finite([job.blocks for job in mine]), strict=True):
+            job.failed = not finite
         live = [job for job in mine if not job.failed]
         if not live:
             return
         stacks = [job.blocks if self.exchange is None else job.blocks[job.part] for job in live]
-        counts = [len(blocks) for blocks in stacks]
+        counts = [job.count for job in live]
         owner = np.repeat(np.arange(len(live)), counts)
         damping = np.concatenate([np.repeat(job.damping, job.factor.cut.count)[job.part] for job in live])
         inverses, trusted = self._invert_until_trusted(stacks, damping, owner, live)
