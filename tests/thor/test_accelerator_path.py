@@ -20,6 +20,7 @@ from mindspore import ops
 from tests.networks import Mlp, batch, make, values
 
 ROOT = Path(__file__).parents[2]
+MODULES = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 TRAINING = """
 import json, sys
@@ -112,7 +113,7 @@ def primitives(folder):
 def compiled(method, folder):
     """Train in a process of its own that dumps its graphs: (what it printed, primitives)."""
     environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "GLOG_v": "3",
+        "PYTHONPATH": MODULES, "GLOG_v": "3",
         "MS_DEV_DUMP_IR_PASSES": "validate", "THOR_CONVOLUTION": "native",
     }  # fmt: skip
     done = subprocess.run(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from mindspore import Tensor
 
-from tests.thor.test_accelerator_path import ROOT, primitives
+from tests.thor.test_accelerator_path import MODULES, primitives
 from thor.compiled import constant, constants, entries_of, swapped
 
 TRAINING = """
@@ -48,11 +48,7 @@ def test_constants_and_entries():
 
 def test_no_graph_of_a_step_holds_a_transpose(tmp_path):
     """On a CPU each holds an 8-byte index of every entry, for as long as the graph lives."""
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]),
-        "MS_DEV_DUMP_IR_PASSES": "validate",
-        "GLOG_v": "3",
-    }
+    environment = os.environ | {"PYTHONPATH": MODULES, "MS_DEV_DUMP_IR_PASSES": "validate", "GLOG_v": "3"}
     command = [sys.executable, "-c", TRAINING, str(tmp_path)]
     subprocess.run(command, env=environment, cwd=tmp_path, check=True, capture_output=True, timeout=300)
     used = primitives(tmp_path)
