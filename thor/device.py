@@ -14,9 +14,11 @@ Convolutions on a CPU
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import warnings
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 
@@ -58,9 +60,21 @@ def _is_present(target: str) -> bool:
         return False  # MindSpore raises where a plugin is missing instead of answering
 
 
+@contextmanager
+def _unwarned() -> Iterator[None]:
+    """MindSpore warns of each device that is asked for and is not there; nobody has asked for this one."""
+    before = logging.root.manager.disable
+    logging.disable(max(before, logging.WARNING))
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
 def present() -> list[str]:
     """The targets that MindSpore can use here."""
-    return [name for name in TARGETS if _is_present(name)]
+    with _unwarned():
+        return [name for name in TARGETS if _is_present(name)]
 
 
 def select(target: str = "auto") -> str:
@@ -77,7 +91,8 @@ def select(target: str = "auto") -> str:
         raise ValueError(f"device must be one of {', '.join(TARGETS)} or auto, but got {target!r}")
     wanted = names[target.lower()]
     if wanted == "auto":
-        wanted = next((name for name in ("Ascend", "GPU") if _is_present(name)), "CPU")
+        with _unwarned():
+            wanted = next((name for name in ("Ascend", "GPU") if _is_present(name)), "CPU")
     elif not _is_present(wanted):
         raise ValueError(
             f"device {wanted} is not available to MindSpore {ms.__version__} here (present: {', '.join(present())}); "

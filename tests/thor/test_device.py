@@ -84,6 +84,20 @@ def test_a_probe_that_raises_means_not_present(monkeypatch):
     assert device._is_present("CPU")
 
 
+def test_to_look_for_devices_warns_of_none_that_nobody_asked_for():
+    """A process of its own, for MindSpore's logger takes its level and its stream when it is imported."""
+    look = "from thor import device; print(device.present(), device.select('auto'), device.current())"
+    environment = {name: value for name, value in os.environ.items() if name != "GLOG_v"}
+    job = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, env=environment, timeout=120)
+    assert job.returncode == 0 and "CPU" in job.stdout
+    assert "is not available" not in job.stderr and "loading plugin" not in job.stderr
+    missing = next(name for name in ("Ascend", "GPU") if name not in device.present())
+    asked = f"from thor import device; device.select({missing!r})"
+    job = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, env=environment, timeout=120)
+    assert f"device {missing} is not available to MindSpore" in job.stderr  # and MindSpore's own reason before
+    assert f"Device {missing} is not available." in job.stderr
+
+
 @pytest.mark.parametrize(("target", "quickly"), [("CPU", True), ("GPU", False), ("Ascend", False)])
 def test_what_is_only_to_be_found_finite_is_squared_where_that_is_quick(target, quickly, monkeypatch):
     monkeypatch.setattr(device, "current", lambda: target)
