@@ -37,7 +37,8 @@ def write(state: Parameter, value: Any) -> None:
     """Set a host-side state; no compiled graph reads it, so its storage may be replaced."""
     if isinstance(value, int):
         value = min(value, LARGEST)
-    state.set_data(Tensor(np.full(state.shape, value, ms.dtype_to_nptype(state.dtype))))
+    numbers = np.float32 if state.dtype == ms.float32 else np.int32  # ms.dtype_to_nptype prints a warning at each call
+    state.set_data(Tensor(np.full(state.shape, value, numbers)))
 
 
 def addresses(parameters: Iterable[Parameter]) -> list[int]:
