@@ -40,8 +40,7 @@ from scripts.arguments import count, file_to_write
 from scripts.mean_over_ranks import mean_over_ranks
 from scripts.memory import peak_memory as own_peak
 from scripts.whole import write_results
-from thor.compiled import over
-from thor.finite import probe
+from thor.finite import looker
 from thor.options import gathered_every
 from thor.parameters import write
 
@@ -94,7 +93,7 @@ def first_order_step(
 ) -> Callable[..., Tensor]:
     """nn.Momentum, or another optimizer, in a compiled step with a finite check; gradients are means over ranks."""
     optimizer = optimizer or nn.Momentum(net.trainable_params(), 1e-5, 0.9)
-    mean, look = mean_over_ranks(ranks, [weight.shape for weight in optimizer.parameters]), probe()
+    mean, look = mean_over_ranks(ranks, [weight.shape for weight in optimizer.parameters]), looker()
 
     def forward(*inputs):
         return loss_fn(net(*inputs[:-1]), inputs[-1])
@@ -105,7 +104,7 @@ def first_order_step(
     def step(*inputs):
         loss, gradients = differentiate(*inputs)
         gradients = mean(gradients)
-        if ops.isfinite(loss + ops.addn(over(look, gradients))):
+        if ops.isfinite(loss + look(gradients)):
             loss = ops.depend(loss, optimizer(gradients))
         return loss
 

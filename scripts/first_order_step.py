@@ -12,7 +12,7 @@ from mindspore import Parameter, Tensor, nn, ops
 from scripts.mean_over_ranks import Across, mean_over_ranks
 from scripts.settings import TrainSettings
 from thor.compiled import over, scaled
-from thor.finite import probe
+from thor.finite import looker
 from thor.loss_scale import DynamicLossScale
 from thor.moving import MovingAverages
 from thor.update import dot
@@ -125,7 +125,7 @@ def _gradients(
         return value * loss_scale, value
 
     differentiate = ms.value_and_grad(forward, None, weights, has_aux=True)
-    factor, look = 1.0 / (loss_scale * every), _looker()
+    factor, look = 1.0 / (loss_scale * every), looker()
 
     def gradients(*batch: Tensor) -> tuple[Tensor, tuple[Tensor, ...], Tensor]:
         (_, value), grads = differentiate(*batch)
@@ -133,19 +133,9 @@ def _gradients(
             grads = scaled(factor, grads)
         reduced = across((value, *grads))
         value, grads = reduced[0], reduced[1:]
-        return value, grads, look(value, grads)
+        return value, grads, look((value, *grads))
 
     return gradients
-
-
-def _looker() -> Compiled:
-    """(loss, gradients) -> one number that is not finite if any of theirs is not."""
-    each = probe()
-
-    def look(value: Tensor, grads: tuple[Tensor, ...]) -> Tensor:
-        return each(value) + ops.addn(over(each, grads))
-
-    return look
 
 
 def _clipped(optimizer: nn.Cell, limit: float | None) -> Compiled:
@@ -178,14 +168,14 @@ def _guarded_update(network: nn.Cell, loss: nn.Cell, weights: Any, optimizer: Co
         value = loss(network(*batch[:-1]), batch[-1])
         return value * scale, value
 
-    differentiate, look = ms.value_and_grad(forward, None, weights, has_aux=True), _looker()
+    differentiate, look = ms.value_and_grad(forward, None, weights, has_aux=True), looker()
 
     def update(scale: Tensor, *batch: Tensor) -> tuple[Tensor, Tensor]:
         (_, value), grads = differentiate(scale, *batch)
         inverse = 1.0 / scale
         reduced = across((value, *scaled(inverse, grads)))
         value, grads = reduced[0], reduced[1:]
-        seen = look(value, grads)
+        seen = look((value, *grads))
         if ops.isfinite(seen):
             seen = ops.depend(seen, optimizer(grads))
         return value, seen

@@ -40,7 +40,7 @@ class HostAlgebra:
     def invert(self, stacks: Sequence[np.ndarray], damping: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
         """The inverses of each stack, and one flag for each of all their blocks that says whether to trust it."""
         inverses, trusted = inverse.invert_on_host(np.concatenate(stacks), damping)
-        return np.split(inverses, _ends(stacks)[:-1]), trusted
+        return apart(inverses, stacks), trusted
 
     def times(self, stacks: Sequence[np.ndarray], thin: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Stacks [c n, b, b] as block-diagonal matrices, each times its [c, n b, r], in float64."""
@@ -118,14 +118,14 @@ class DeviceAlgebra:
         rank = max(each.shape[-1] for each in thin)
         rows = [_rows_by_block(_wider(each, rank), x.shape[-1]) for x, each in zip(stacks, thin, strict=True)]
         product = ops.bmm(_joined(stacks), self.tensor(np.concatenate(rows))).asnumpy().astype(np.float64)
-        parts = np.split(product, _ends(stacks)[:-1])
-        return [x[:, :, : y.shape[-1]].reshape(y.shape) for x, y in zip(parts, thin, strict=True)]
+        products = zip(apart(product, stacks), thin, strict=True)
+        return [x[:, :, : y.shape[-1]].reshape(y.shape) for x, y in products]
 
     def finite(self, stacks: Sequence[Tensor]) -> list[bool]:
         if not stacks:
             return []
         sums = ops.ReduceSum()(_joined(stacks), (1, 2)).asnumpy()
-        return [bool(np.isfinite(each).all()) for each in np.split(sums, _ends(stacks)[:-1])]
+        return [bool(np.isfinite(each).all()) for each in apart(sums, stacks)]
 
     def tensor(self, blocks) -> Tensor:
         return blocks if isinstance(blocks, Tensor) else Tensor(np.ascontiguousarray(blocks, np.float32))
@@ -137,9 +137,9 @@ class DeviceAlgebra:
         return self.tensor(blocks)
 
 
-def _ends(stacks: Sequence[Any]) -> list[int]:
-    """Where each stack ends, once they are joined."""
-    return np.cumsum([len(each) for each in stacks]).tolist()
+def apart(joined: np.ndarray, stacks: Sequence[Any]) -> list[np.ndarray]:
+    """What is known of the blocks of all stacks, one after another, in parts as long as these."""
+    return np.split(joined, np.cumsum([len(each) for each in stacks])[:-1])
 
 
 def _joined(stacks: Sequence[Tensor]) -> Tensor:

@@ -21,7 +21,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, ops
 
 from thor import inverse
-from thor.algebra import algebra_of
+from thor.algebra import algebra_of, apart
 from thor.layers import Factor, assemble, directions, without_padding
 
 RETRIES = 5
@@ -110,11 +110,10 @@ class Inverter:
         if not live:
             return
         stacks = [job.blocks if self.exchange is None else job.blocks[job.part] for job in live]
-        counts = [job.count for job in live]
-        owner = np.repeat(np.arange(len(live)), counts)
+        owner = np.repeat(np.arange(len(live)), [job.count for job in live])
         damping = np.concatenate([np.repeat(job.damping, job.factor.cut.count)[job.part] for job in live])
         inverses, trusted = self._invert_until_trusted(stacks, damping, owner, live)
-        for job, of_part, flags in zip(live, inverses, np.split(trusted, np.cumsum(counts)[:-1]), strict=True):
+        for job, of_part, flags in zip(live, inverses, apart(trusted, stacks), strict=True):
             job.inverse, job.failed = of_part, not flags.all()
 
     def _invert_until_trusted(self, stacks, damping, owner, jobs):
@@ -135,8 +134,7 @@ class Inverter:
             return self.algebra.invert(stacks, damping)
         numbers = [self.algebra.to_host(blocks) for blocks in stacks]
         inverses, trusted = inverse.reciprocals(np.concatenate(numbers), damping)  # of embeddings and normalisations
-        ends = np.cumsum([len(each) for each in numbers])[:-1]
-        return [self.algebra.from_host(each) for each in np.split(inverses, ends)], trusted
+        return [self.algebra.from_host(each) for each in apart(inverses, numbers)], trusted
 
     def _store_bucket(self, jobs: list[Job]) -> None:
         """Put new inverses, with all that goes with them, among the results; one that is not finite has failed."""

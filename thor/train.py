@@ -85,8 +85,9 @@ class TrainStep(nn.Cell):
         self._state = [*self.network.get_parameters(), *optimizer.curvature, *optimizer.inner.get_parameters()]
         self._scales: dict[float, Tensor] = {}
         self._scaled = optimizer.scaled
-        self._storage, self._sums_storage = list[int](), list[int]()
+        self._storage: list[int] = []
         self._changes = -1  # of the inner optimizer's options
+        self._sums_storage: list[int] = []
         self._averaged: dict[str, int] = {}  # bytes of the means over ranks, by kind of step
         self._sent_by_refresh = 0
         self.sums = ()
