@@ -42,7 +42,7 @@ from scripts.memory import peak_memory as own_peak
 from scripts.whole import write_results
 from thor.finite import looker
 from thor.options import gathered_every
-from thor.parameters import write
+from thor.runtime.parameters import write
 
 NEVER = 2**31 - 1
 SPIN_UP = 2  # steps of each kind that compile and warm up

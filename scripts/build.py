@@ -42,7 +42,7 @@ def build(settings: TrainSettings, feeds: Feeds | None = None, device: str | Non
 
 def make_convolutions_fast(network: nn.Cell) -> None:
     """As thor.THOR does for the layers that it captures: patches times weights where MindSpore's kernel is slow."""
-    from thor.device import fast_convolutions
+    from thor.runtime.device import fast_convolutions
 
     fast_convolutions(network)
 

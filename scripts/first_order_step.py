@@ -11,10 +11,10 @@ from mindspore import Parameter, Tensor, nn, ops
 
 from scripts.mean_over_ranks import Across, mean_over_ranks
 from scripts.settings import TrainSettings
-from thor.compiled import over, scaled
 from thor.finite import looker
 from thor.loss_scale import DynamicLossScale
 from thor.moving import MovingAverages
+from thor.runtime.graph_ops import over, scaled
 from thor.update import dot
 
 Compiled = Callable[..., Any]

@@ -11,7 +11,7 @@ from mindspore import Tensor, nn
 from scripts.errors import UserError
 from scripts.feeds import Feeds, classes_of
 from scripts.settings import TrainSettings
-from thor.own_words import own_words
+from thor.runtime.errors import own_words
 
 
 def check_fit(settings: TrainSettings, feeds: Feeds, network: nn.Cell, loss: nn.Cell) -> None:

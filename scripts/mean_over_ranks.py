@@ -7,8 +7,8 @@ from typing import Any
 
 from mindspore import Tensor
 
-from thor.compiled import over
 from thor.distributed import Sharing, Sums
+from thor.runtime.graph_ops import over
 
 Across = Callable[[tuple[Tensor, ...]], tuple[Any, ...]]
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from pydantic import Field, TypeAdapter, ValidationError
 
 from scripts.errors import UserError
-from thor.json_text import parse
+from thor.runtime.json_files import parse
 
 CHUNK = 1 << 20
 BYTES, CHECKSUM = "bytes", "crc32"

@@ -6,7 +6,7 @@ os.environ.setdefault("GLOG_v", "3")  # MindSpore: errors only
 import mindspore as ms  # noqa: E402
 from mindspore import nn  # noqa: E402
 
-from thor import device  # noqa: E402
+from thor.runtime import device  # noqa: E402
 
 if device.select(os.environ.get("THOR_TEST_DEVICE", "CPU")) == "GPU":
     # Theorems hold in float32, and to the bit where sums have one order: a GPU's convolutions have neither by default

@@ -1,6 +1,6 @@
 """A second-order optimizer toolkit for MindSpore, centred on THOR."""
 
-from thor import device, schedules
+from thor import schedules
 from thor.blocks import BlockPlan
 from thor.capture import detach
 from thor.distributed import Sharing
@@ -8,6 +8,7 @@ from thor.loss_scale import DynamicLossScale
 from thor.optimizer import THOR
 from thor.records import LayerRecord
 from thor.refresh import Decision, RefreshRecord, TraceRule
+from thor.runtime import device
 from thor.schedules import ExponentialDamping, GrowingInterval, PolynomialRate
 from thor.train import TrainStep
 

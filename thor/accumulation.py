@@ -8,8 +8,8 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
-from thor.compiled import over, scaled
 from thor.layers import Layer
+from thor.runtime.graph_ops import over, scaled
 
 _cast = ops.Cast()
 _NARROW = (ms.float16, ms.bfloat16)

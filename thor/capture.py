@@ -22,9 +22,9 @@ from typing import Any
 
 from mindspore import Parameter, nn
 
-from thor import convolution, device
-from thor.compiled import shared
 from thor.pair_taps import EmbeddingTap, NormTap, PairPort, TiedDecoderTap, TiedEmbeddingTap, plain, tapped_pair
+from thor.runtime import convolution, device
+from thor.runtime.graph_ops import shared
 from thor.statistics import statistics_of
 from thor.taps import InputTap, OutputTap, Port, TappedConv2d, TappedDense
 

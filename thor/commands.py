@@ -17,15 +17,15 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from first_order.checks import number
-from thor import device
 from thor.doctor_command import doctor_command
-from thor.own_words import own_words
 from thor.plan_command import plan_command
 from thor.profile import report, target
 from thor.profile.choice import check_candidates, choose, read_curves
-from thor.profile.memory import available_memory
 from thor.profile.profiler import Task, measure
 from thor.profile.records import Profile, ProfileError
+from thor.runtime import device
+from thor.runtime.errors import own_words
+from thor.runtime.memory import available_memory
 
 app = typer.Typer(
     help="Second-order optimization for MindSpore: choose THOR's block size by measuring.",

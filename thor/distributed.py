@@ -24,10 +24,10 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
 from first_order.checks import flag, number
-from thor import device
-from thor.compiled import entries_of, over
 from thor.packing import runs, triangle
 from thor.placement import PER, Grid
+from thor.runtime import device
+from thor.runtime.graph_ops import entries_of, over
 
 logger = logging.getLogger("thor")
 

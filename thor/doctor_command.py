@@ -19,9 +19,10 @@ import numpy
 import typer
 from rich.console import Console
 
-from thor import device, doctor
+from thor import doctor
 from thor.doctor import Finding
-from thor.profile.memory import available_memory
+from thor.runtime import device
+from thor.runtime.memory import available_memory
 
 MARKS = ".thor-doctor"  # folder in the shared one; a file for each host
 TOOLS = ("nvidia-smi", "nvcc", "npu-smi")

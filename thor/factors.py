@@ -4,7 +4,7 @@ Every layer is brought to one form: *features* X [e, c, d, R], with c independen
 1), d coordinates and e R rows (examples, or example-position pairs) in e parts, and a scale; the factor is scale times
 the sum of X X^T over the parts. A convolution of many positions has each example as a part: gathering all rows in one
 would copy the patches, which are its largest tensors by far. Of a dense layer they stay as they come, *by rows*: X^T
-[1, 1, R, d]. Nothing is transposed that can do without: see ``thor.compiled.swapped``.
+[1, 1, R, d]. Nothing is transposed that can do without: see ``thor.runtime.graph_ops.swapped``.
 
     layer    rows R   A, of the input                G, of g = dL/ds, L the mean loss    source
     dense    N        (1/N) sum a a^T                N sum g g^T                         Martens & Grosse 2015
@@ -26,7 +26,7 @@ from __future__ import annotations
 import mindspore as ms
 from mindspore import ops
 
-from thor.compiled import constant, constants, reshaped, swapped
+from thor.runtime.graph_ops import constant, constants, reshaped, swapped
 
 _product, _sum = ops.MatMul(), ops.ReduceSum()
 _gram, _gram_by_rows = ops.BatchMatMul(transpose_b=True), ops.BatchMatMul(transpose_a=True)

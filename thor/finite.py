@@ -15,8 +15,8 @@ from typing import Any
 import mindspore as ms
 from mindspore import ops
 
-from thor import device
-from thor.compiled import over
+from thor.runtime import device
+from thor.runtime.graph_ops import over
 
 _half_square, _sum, _cast = ops.L2Loss(), ops.ReduceSum(), ops.Cast()
 

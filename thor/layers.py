@@ -32,10 +32,10 @@ from mindspore import Parameter, nn
 
 from thor.blocks import BlockPlan, Cut, diagonal_cut
 from thor.capture import Target, attach
-from thor.compiled import shared
-from thor.parameters import parameter
 from thor.precondition import Direction, DirectionElsewhere, Form
 from thor.refresh import damped_trace, pi_split
+from thor.runtime.graph_ops import shared
+from thor.runtime.parameters import parameter
 
 #: Calls a step, on the average, below which a layer's factors are of steps long gone, and too small by as much.
 MIN_USES = 0.05

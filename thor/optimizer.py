@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
-from thor import capture, convolution, device
+from thor import capture
 from thor import loss_scale as scales
 from thor.distributed import Sharing, ranks_of_context
 from thor.exchange import PieceExchange, placement_of
@@ -18,11 +18,12 @@ from thor.inner import DEFAULT_MOMENTUM, inner_optimizer
 from thor.inverter import Inverter, Job
 from thor.layers import Layer, by_layer, cuts_of, squeezed
 from thor.options import read_options
-from thor.parameters import float_parameter, int_parameter, read, write
 from thor.profile import auto
 from thor.profile.records import Profile
 from thor.records import LayerRecord, describe_optimizer, log_layers, plan_parameter, report_unused
 from thor.refresh import Decision, RefreshRecord, TraceRule
+from thor.runtime import convolution, device
+from thor.runtime.parameters import float_parameter, int_parameter, read, write
 from thor.state import gathered_state, load_state
 from thor.structure import Structure
 

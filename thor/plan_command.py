@@ -14,9 +14,9 @@ from rich.table import Table
 
 from first_order.checks import number
 from thor.blocks import SPLITS, BlockPlan, check_int
-from thor.json_text import parse
 from thor.options import GATHERS_PER_INTERVAL, gathered_every
 from thor.profile.records import Profile
+from thor.runtime.json_files import parse
 from thor.scale import report
 from thor.scale.network import Link, Network
 from thor.scale.simulate import Estimate, Settings, simulate

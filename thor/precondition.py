@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import mindspore as ms
 from mindspore import nn, ops
 
-from thor.compiled import constant, over, reshaped, swapped
+from thor.runtime.graph_ops import constant, over, reshaped, swapped
 
 #: Of [c, n, ...] as they are: a reshaped Parameter would be copied at each step, anything else is reshaped for nothing.
 _product = ops.BatchMatMul()

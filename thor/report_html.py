@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from thor import report_figures as figures
-from thor.json_text import parse
 from thor.profile.target import UsageError
 from thor.run_lines import Line, LinesError, read_lines
+from thor.runtime.json_files import parse
 
 _STYLE = """
 :root { color-scheme: light; }

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from thor.json_text import parse
 from thor.refresh import Decision
+from thor.runtime.json_files import parse
 
 Line = dict[str, Any]
 DECISIONS = tuple(decision.name for decision in Decision)

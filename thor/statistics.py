@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from mindspore import nn, ops
 
-from thor import convolution, factors
+from thor import factors
 from thor.blocks import Cut
-from thor.compiled import constant, shared
+from thor.runtime import convolution
+from thor.runtime.graph_ops import constant, shared
 
 
 class DenseInput(nn.Cell):

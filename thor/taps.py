@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from mindspore import Parameter, nn
 
-from thor import convolution
+from thor.runtime import convolution
 from thor.statistics import Statistics
 
 

@@ -17,7 +17,6 @@ import mindspore as ms
 from mindspore import Parameter, Tensor, nn, ops
 
 from first_order.optimizer import FirstOrder
-from thor import device
 from thor.accumulation import Adder, Clearer, Values, accumulators
 from thor.agreement import refresh_alike, settings_to_share
 from thor.blocks import check_int
@@ -26,7 +25,8 @@ from thor.distributed import Means, alone, copy_first, same_everywhere
 from thor.finite import checker, in_one_thread
 from thor.moving import MovingAverages
 from thor.optimizer import RECOMPILE_SHARE, THOR
-from thor.parameters import addresses, int_parameter, read, write
+from thor.runtime import device
+from thor.runtime.parameters import addresses, int_parameter, read, write
 from thor.update import Estimate, Update, no_more_parameters, scaling
 
 CURVATURE_GRAPHS = ("curvature", "add_curvature", "finish_curvature")

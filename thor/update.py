@@ -6,10 +6,10 @@ import mindspore as ms
 import numpy as np
 from mindspore import ParameterTuple, nn, ops
 
-from thor.compiled import entries_of, over, reshaped
 from thor.distributed import Ranks, Sums
 from thor.finite import probe
 from thor.layers import Layer
+from thor.runtime.graph_ops import entries_of, over, reshaped
 
 _cast, _product, _assign_add = ops.Cast(), ops.MatMul(), ops.AssignAdd()
 

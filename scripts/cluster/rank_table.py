@@ -26,7 +26,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from scripts.errors import UserError, run_program, writing  # noqa: E402
 from scripts.whole import write_whole  # noqa: E402
-from thor.json_text import parse  # noqa: E402
+from thor.runtime.json_files import parse  # noqa: E402
 
 
 def _address(text: str) -> str:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from scripts.convergence.tasks import Task
 from scripts.recorder import SUMMARY, read_metrics
-from thor.json_text import parse
 from thor.run_lines import Line
+from thor.runtime.json_files import parse
 
 
 class NoTargetError(ValueError):

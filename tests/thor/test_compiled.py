@@ -10,7 +10,7 @@ import pytest
 from mindspore import Tensor
 
 from tests.thor.test_accelerator_path import MODULES, primitives
-from thor.compiled import constant, constants, entries_of, swapped
+from thor.runtime.graph_ops import constant, constants, entries_of, swapped
 
 TRAINING = """
 import sys

@@ -7,7 +7,7 @@ from mindspore import Tensor, nn
 
 import thor
 from tests import networks, reference
-from thor import convolution
+from thor.runtime import convolution
 
 KERNELS = [1, (3, 2)]
 PADDINGS = [("same", 0), ("valid", 0), ("pad", 1), ("pad", (2, 0, 1, 3))]

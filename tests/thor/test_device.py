@@ -11,8 +11,8 @@ from mindspore import Tensor, nn
 
 import thor
 from tests.networks import Mlp, batch, make
-from thor import device
-from thor.convolution import PatchConv2d
+from thor.runtime import device
+from thor.runtime.convolution import PatchConv2d
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,8 @@ import pytest
 from mindspore import Tensor
 
 from tests.networks import Mlp, batch, make, values
-from thor import device, finite
+from thor import finite
+from thor.runtime import device
 
 LOOKS = {"squares": finite.half_square, "sum": finite.total}
 BAD = {"nan": [np.nan], "inf": [np.inf], "-inf": [-np.inf], "inf and -inf": [np.inf, -np.inf]}

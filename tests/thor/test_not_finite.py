@@ -6,7 +6,8 @@ import pytest
 from mindspore import Tensor, nn
 
 from tests.networks import Mixed, Mlp, batch, images, make, squared_error, values
-from thor import device, moving
+from thor import moving
+from thor.runtime import device
 
 
 @pytest.fixture(params=["squares", "sum"])

@@ -16,9 +16,9 @@ import mindspore as ms
 from mindspore import Tensor, nn
 
 from thor.capture import Target
-from thor.profile.memory import available_memory
 from thor.profile.profiler import Task, environment, measure
 from thor.profile.records import Profile, ProfileError
+from thor.runtime.memory import available_memory
 
 logger = logging.getLogger("thor")
 

@@ -14,9 +14,10 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn
 
-from thor import capture, device
+from thor import capture
 from thor.blocks import Cut
 from thor.profile.timing import FactorShape, shapes_of_layer
+from thor.runtime import device
 
 #: Of the memory limit, what the factors of one group may take: each lives as slot, gradient, sum and host copy.
 _COPIES_ALIVE = 4

@@ -18,7 +18,7 @@ import scipy
 from mindspore import Tensor, nn, ops
 
 from first_order.checks import number
-from thor import capture, device
+from thor import capture
 from thor.blocks import BlockPlan, Cut, check_int, even_cut
 from thor.options import skip_patterns
 from thor.profile import gather, spectral, timing
@@ -26,6 +26,7 @@ from thor.profile.choice import check_candidates, default_candidates
 from thor.profile.layer_plan import block_seconds
 from thor.profile.records import FactorMeasure, LayerMeasure, Profile, RefreshMeasure
 from thor.refresh import pi_split
+from thor.runtime import device
 
 SPLITS_MEASURED = ("block", "block+mean", "block+rank")
 

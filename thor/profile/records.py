@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from thor.blocks import ORDERS, SPLITS, BlockPlan, check_int
-from thor.json_text import parse
 from thor.profile.choice import Crossing, choose, kept_shares, performances
 from thor.profile.timing import FactorShape, Timing, floor_reaches, shapes_of_layer
+from thor.runtime.json_files import parse
 
 FORMAT, VERSION = "thor-profile", 1
 #: What a profile says of the place where it was measured, at least.

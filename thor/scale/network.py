@@ -22,7 +22,7 @@ from typing import Any
 
 from first_order.checks import number
 from thor.blocks import check_int
-from thor.json_text import parse
+from thor.runtime.json_files import parse
 
 COLLECTIVES = ("all_reduce", "all_gather")
 ALGORITHMS = ("ring", "halving")

@@ -12,9 +12,10 @@ import thor
 from tests.networks import Mixed, Mlp, batch, images, make, values
 from tests.profiles import profile as plain_profile
 from tests.profiles import timing
-from thor import BlockPlan, convolution
+from thor import BlockPlan
 from thor.profile import auto
 from thor.profile.records import Profile, ProfileError
+from thor.runtime import convolution
 
 pytestmark = pytest.mark.usefixtures("quick", "cache")
 SIZES = (20, 18, 3)  # larger than the candidate 16, so that the choice cuts something

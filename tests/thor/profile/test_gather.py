@@ -11,8 +11,9 @@ from mindspore import Tensor, nn
 import thor
 from tests import reference
 from tests.networks import Mixed, Mlp, batch, fill, gradients, images, matrix, squared_error, values
-from thor import capture, convolution
+from thor import capture
 from thor.profile import gather
+from thor.runtime import convolution
 
 
 def near(found, expected):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from thor.profile.memory import UNKNOWN, available_memory
+from thor.runtime.memory import UNKNOWN, available_memory
 
 GIB = 2**30
 

@@ -8,12 +8,13 @@ from mindspore import nn
 
 from tests import reference
 from tests.networks import Mixed, Mlp, batch, images, squared_error, values
-from thor import BlockPlan, device
+from thor import BlockPlan
 from thor.blocks import SPLITS
 from thor.profile import gather, profiler, spectral, timing
 from thor.profile.profiler import Task, measure
 from thor.profile.records import Profile
 from thor.refresh import pi_split
+from thor.runtime import device
 
 pytestmark = pytest.mark.usefixtures("quick")
 DIMS = [1, 2, 4, 8]

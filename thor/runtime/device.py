@@ -209,7 +209,7 @@ def fast_convolutions(net: ms.nn.Cell) -> int:
     For a network trained with a first-order optimizer; layers captured by THOR are served already. Names, values and
     checkpoints stay as they are, and ``thor.detach(net)`` undoes it.
     """
-    from thor.convolution import use_patches  # device.py sits at the bottom of the import order
+    from thor.runtime.convolution import use_patches  # device.py sits at the bottom of the import order
 
     return use_patches(net) if convolution_path() == "patches" else 0
 

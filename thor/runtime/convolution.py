@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from mindspore import nn, ops
 
-from thor.compiled import shared
+from thor.runtime.graph_ops import shared
 
 
 class Geometry(nn.Cell):

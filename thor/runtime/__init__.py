@@ -1,0 +1,1 @@
+"""What knows Ascend, GPU, CPU and MindSpore's oddities."""
