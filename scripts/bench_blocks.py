@@ -38,7 +38,7 @@ from scripts.arguments import count, seed
 from scripts.bench_step import first_order_step, reconstruction
 from scripts.data import fashion_mnist
 from scripts.whole import write_whole
-from thor.blocks import SPLITS
+from thor.factors.blocks import SPLITS
 from thor.profile.profiler import Task, measure
 from thor.profile.records import Profile
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from thor.blocks import SPLITS, BlockPlan
+from thor.factors.blocks import SPLITS, BlockPlan
 from thor.profile.records import FactorMeasure, LayerMeasure, Profile, RefreshMeasure
 from thor.profile.timing import Timing, state_bytes
 

@@ -1,6 +1,7 @@
 """The dense NumPy reference, in float64: slow, explicit, and written from the equations alone.
 
-Shapes as in thor/factors.py. ``g`` is always the gradient of the *mean* loss by a layer's output before activation.
+Shapes as in thor/factors/formulas.py. ``g`` is always the gradient of the *mean* loss by a layer's output before
+activation.
 Matrices are flattened row by row, so that vec(G^-1 W A^-1) = kron(G^-1, A^-1) vec(W) for symmetric A and G.
 """
 

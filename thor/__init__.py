@@ -1,9 +1,9 @@
 """A second-order optimizer toolkit for MindSpore, centred on THOR."""
 
 from thor import schedules
-from thor.blocks import BlockPlan
 from thor.capture import detach
 from thor.distributed import Sharing
+from thor.factors.blocks import BlockPlan
 from thor.loss_scale import DynamicLossScale
 from thor.optimizer import THOR
 from thor.records import LayerRecord

@@ -22,10 +22,10 @@ from typing import Any
 
 from mindspore import Parameter, nn
 
+from thor.factors.statistics import statistics_of
 from thor.pair_taps import EmbeddingTap, NormTap, PairPort, TiedDecoderTap, TiedEmbeddingTap, plain, tapped_pair
 from thor.runtime import convolution, device
 from thor.runtime.graph_ops import shared
-from thor.statistics import statistics_of
 from thor.taps import InputTap, OutputTap, Port, TappedConv2d, TappedDense
 
 #: A Cell of another class that computes x W^T (+ bias) says so by this class attribute: ``thor_kind = "dense"``.

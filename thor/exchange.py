@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from thor.blocks import Cut
 from thor.distributed import Ranks
+from thor.factors.blocks import Cut
 from thor.inverter import Job
 from thor.packing import packed, packed_length, unpacked
 from thor.placement import FactorWork, Piece, Placement, block_cost, place

@@ -11,7 +11,7 @@ import mindspore as ms
 import numpy as np
 
 from first_order.checks import number
-from thor.blocks import check_int
+from thor.factors.blocks import check_int
 
 #: A scale is a float32: a larger one would be infinite, and with it every gradient at every step.
 LARGEST = float(np.finfo(np.float32).max)

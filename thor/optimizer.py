@@ -53,7 +53,7 @@ class THOR(nn.Cell):
         momentum, weight_decay: of the default inner Momentum.
         block_size: the largest diagonal block of a factor; a :class:`thor.BlockPlan`; the path of a profile that
             ``thor profile`` wrote; or "auto", which profiles at the first step and keeps the result for the next run.
-        split, rank: what is kept beside the blocks, see :mod:`thor.blocks`; a plan has its own.
+        split, rank: what is kept beside the blocks, see :mod:`thor.factors.blocks`; a plan has its own.
         refresh: the trace rule; ``TraceRule.thor()``, ``.thor_stop()`` and ``.thor_nt()`` are the paper's.
         interval: steps from one candidate refresh to the next, int or callable (:class:`thor.GrowingInterval`).
         factor_interval: steps from one gathering of factors to the next. None: a tenth of ``interval``, or ``interval``

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from first_order.checks import flag, number
-from thor.blocks import BlockPlan, check_int
+from thor.factors.blocks import BlockPlan, check_int
 from thor.profile.records import Profile, ProfileError
 from thor.refresh import TraceRule
 from thor.schedules import HostSchedule

@@ -11,8 +11,8 @@ import types
 
 from mindspore import nn, ops
 
-from thor import factors
-from thor.statistics import Statistics
+from thor.factors import formulas
+from thor.factors.statistics import Statistics
 
 
 class PairPort(nn.Cell):
@@ -50,7 +50,7 @@ class EmbeddingTap(PairTap):
 
     def bprop(self, y, x, a_blocks, a_probe, a_uses, g_blocks, g_probe, g_uses, out, dout):
         blocks, beside, one = self.outputs(dout.reshape(-1, dout.shape[-1]), g_probe)
-        frequencies = factors.token_frequencies(x, self.vocabulary)
+        frequencies = formulas.token_frequencies(x, self.vocabulary)
         return dout, ops.zeros_like(x), frequencies, ops.zeros_like(a_probe), one, blocks, beside, one
 
 
@@ -65,10 +65,10 @@ class NormTap(PairTap):
         gradient = dout.astype(a_blocks.dtype)
         if self.is_scale:
             if self.channel_last:
-                gradient = gradient * factors.layer_normalized(x, self.epsilon)
+                gradient = gradient * formulas.layer_normalized(x, self.epsilon)
             else:
-                gradient = gradient * factors.batch_normalized(x, self.epsilon)
-        fisher = factors.diagonal_fisher(factors.per_example(gradient, self.channel_last))
+                gradient = gradient * formulas.batch_normalized(x, self.epsilon)
+        fisher = formulas.diagonal_fisher(formulas.per_example(gradient, self.channel_last))
         return (
             dout, ops.zeros_like(x), ops.ones_like(a_blocks), ops.zeros_like(a_probe), ops.ones_like(a_uses),
             fisher, ops.zeros_like(g_probe), ops.ones_like(g_uses),
@@ -84,8 +84,8 @@ class TiedEmbeddingTap(PairTap):
 
     def bprop(self, y, x, a_blocks, a_probe, a_uses, g_blocks, g_probe, g_uses, out, dout):
         blocks, beside, one = self.outputs(dout.reshape(-1, dout.shape[-1]), g_probe)
-        rows = factors.token_frequencies(x, self.vocabulary)
-        scale = factors.balance(rows, blocks, dout.shape[-1])
+        rows = formulas.token_frequencies(x, self.vocabulary)
+        scale = formulas.balance(rows, blocks, dout.shape[-1])
         return dout, ops.zeros_like(x), rows * scale, ops.zeros_like(a_probe), one, blocks / scale, beside / scale, one
 
 
@@ -99,8 +99,8 @@ class TiedDecoderTap(PairTap):
     def bprop(self, y, x, a_blocks, a_probe, a_uses, g_blocks, g_probe, g_uses, out, dout):
         blocks, beside, one = self.inputs(x.reshape(-1, x.shape[-1]), g_probe)
         gradients = dout.reshape(-1, dout.shape[-1]).astype(a_blocks.dtype)
-        rows = factors.diagonal_fisher(gradients)
-        scale = factors.balance(rows, blocks, x.shape[-1])
+        rows = formulas.diagonal_fisher(gradients)
+        scale = formulas.balance(rows, blocks, x.shape[-1])
         return dout, ops.zeros_like(x), rows * scale, ops.zeros_like(a_probe), one, blocks / scale, beside / scale, one
 
 

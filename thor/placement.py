@@ -23,7 +23,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from first_order.checks import number
-from thor.blocks import check_int
+from thor.factors.blocks import check_int
 
 SIDES = ("a", "g")
 PER = ("layer", "factor", "block")

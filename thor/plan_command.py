@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from first_order.checks import number
-from thor.blocks import SPLITS, BlockPlan, check_int
+from thor.factors.blocks import SPLITS, BlockPlan, check_int
 from thor.options import GATHERS_PER_INTERVAL, gathered_every
 from thor.profile.records import Profile
 from thor.runtime.json_files import parse

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from mindspore import Parameter, Tensor
 
-from thor.blocks import BlockPlan
 from thor.capture import LeftOut
+from thor.factors.blocks import BlockPlan
 from thor.layers import Layer
 
 logger = logging.getLogger("thor")

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from first_order.checks import number
-from thor.blocks import check_int
+from thor.factors.blocks import check_int
 
 
 class Decision(Enum):

@@ -9,8 +9,8 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn
 
-from thor.blocks import numbers_in
 from thor.distributed import Ranks
+from thor.factors.blocks import numbers_in
 from thor.layers import Layer
 
 

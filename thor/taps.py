@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from mindspore import Parameter, nn
 
+from thor.factors.statistics import Statistics
 from thor.runtime import convolution
-from thor.statistics import Statistics
 
 
 class Tap(nn.Cell):

@@ -24,7 +24,7 @@ from tests.fuzz.mutations import damaged_bytes, damaged_value
 from tests.profiles import profile
 from tests.thor.test_report_html import run_folder
 from thor import plan_command, report_html
-from thor.blocks import BlockPlan
+from thor.factors.blocks import BlockPlan
 from thor.profile.choice import choose, read_curves
 from thor.profile.records import Profile, ProfileError
 from thor.profile.target import UsageError

@@ -8,7 +8,7 @@ import mindspore as ms
 import numpy as np
 import pytest
 
-from thor import blocks
+from thor.factors import blocks
 from thor.profile import timing
 
 

@@ -119,7 +119,7 @@ def factors_of(plan: Plan, made: Pass, layer_at: int) -> list[tuple[Sums, Sums]]
 
 
 def block_size(dim: int, largest: int) -> int:
-    """The size of even blocks, rounded up to eights from 32 on where they do not divide (thor/blocks.py)."""
+    """The size of even blocks, rounded up to eights from 32 on where they do not divide (thor/factors/blocks.py)."""
     size = -(-dim // -(-dim // largest))
     return min(largest, -(-size // 8) * 8) if size >= 32 and dim % size else size
 

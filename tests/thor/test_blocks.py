@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thor.blocks import BlockPlan, Cut, even_cut
+from thor.factors.blocks import BlockPlan, Cut, even_cut
 
 SIZES = st.integers(1, 5000)
 

@@ -6,7 +6,7 @@ import pytest
 from mindspore import Tensor, nn
 
 from tests.networks import Mlp, batch, fill, make
-from thor import factors
+from thor.factors import formulas
 
 COUNT, KEPT = 8, 2
 
@@ -99,16 +99,16 @@ def test_over_many_batches_the_mean_is_that_of_all_examples():
     rows = rng.standard_normal((COUNT, 5)).astype(np.float32)
     found = []
     for shift in range(COUNT):
-        part, times = factors.first_examples(Tensor(np.roll(rows, shift, 0)), KEPT / COUNT)
-        features, scale = factors.dense_output(part)
-        found.append(factors.block_gram_by_rows(features, scale * times * times, 5, 1).asnumpy()[0, 0])
+        part, times = formulas.first_examples(Tensor(np.roll(rows, shift, 0)), KEPT / COUNT)
+        features, scale = formulas.dense_output(part)
+        found.append(formulas.block_gram_by_rows(features, scale * times * times, 5, 1).asnumpy()[0, 0])
     np.testing.assert_allclose(np.mean(found, 0), COUNT * rows.T @ rows, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(("count", "share", "kept"), [(8, 0.25, 2), (8, 0.3, 2), (3, 0.1, 1), (1, 0.5, 1), (4, 1.0, 4)])
 def test_how_many_examples_a_share_is(count, share, kept):
     """Rounded down, and at least one."""
-    part, times = factors.first_examples(Tensor(np.zeros((count, 2), np.float32)), share)
+    part, times = formulas.first_examples(Tensor(np.zeros((count, 2), np.float32)), share)
     assert part.shape == (kept, 2) and times == pytest.approx(count / kept)
 
 

@@ -4,7 +4,7 @@ import pytest
 from mindspore import Tensor, nn
 
 from tests import reference
-from thor import factors
+from thor.factors import formulas
 from thor.runtime.convolution import geometry_of
 
 RNG = np.random.default_rng(3)
@@ -30,16 +30,16 @@ def gram(features, scale, size, by_rows=False):
     dim = features.shape[3 if by_rows else 2]
     count = -(-dim // size)
     if size * count > dim:
-        put = factors.behind_by_rows if by_rows else factors.behind
+        put = formulas.behind_by_rows if by_rows else formulas.behind
         features = put(features, (0.0,) * (size * count - dim))
     if size == 1:
-        return (factors.diagonal_by_rows if by_rows else factors.diagonal)(features, scale)
-    return (factors.block_gram_by_rows if by_rows else factors.block_gram)(features, scale, size, count)
+        return (formulas.diagonal_by_rows if by_rows else formulas.diagonal)(features, scale)
+    return (formulas.block_gram_by_rows if by_rows else formulas.block_gram)(features, scale, size, count)
 
 
 def with_bias(features, scale, bias, by_rows=False):
     """Features that have the bias's coordinate, if there is one."""
-    put = factors.behind_by_rows if by_rows else factors.behind
+    put = formulas.behind_by_rows if by_rows else formulas.behind
     return (put(features, (1.0,)) if bias else features), scale
 
 
@@ -47,11 +47,11 @@ def with_bias(features, scale, bias, by_rows=False):
 def test_dense_factors_equal_the_gram_matrices_of_the_rows(bias):
     a, g = tensor(7, 5), tensor(7, 3)
     wanted = reference.dense_factors(a.asnumpy(), g.asnumpy(), bias)
-    of_a = with_bias(*factors.dense_input(a), bias, by_rows=True)
-    for (features, scale), matrix in zip((of_a, factors.dense_output(g)), wanted, strict=True):
+    of_a = with_bias(*formulas.dense_input(a), bias, by_rows=True)
+    for (features, scale), matrix in zip((of_a, formulas.dense_output(g)), wanted, strict=True):
         dim = len(matrix)
         np.testing.assert_allclose(gram(features, scale, dim, True)[0, 0].asnumpy(), matrix, **CLOSE)
-        traces = factors.traces(gram(features, scale, 2, True)).asnumpy()
+        traces = formulas.traces(gram(features, scale, 2, True)).asnumpy()
         np.testing.assert_allclose(traces, [np.trace(matrix)], rtol=1e-5)
 
 
@@ -84,7 +84,7 @@ def seen_by(conv, x):
 @pytest.fixture(params=[1, 10**9], ids=["examples apart", "all rows in one"])
 def parts_from(request, monkeypatch):
     """Both forms of a convolution's features."""
-    monkeypatch.setattr(factors, "PART_POSITIONS", request.param)
+    monkeypatch.setattr(formulas, "PART_POSITIONS", request.param)
     return request.param
 
 
@@ -96,8 +96,8 @@ def test_convolution_factors_equal_the_patches_gram_matrices(variant, bias, part
     seen = seen_by(conv, x)
     g = tensor(2, 8, *seen.shape[1:3])
     wanted = reference.conv_factors(seen, g.asnumpy(), conv.group, bias)
-    inputs, a_scale = with_bias(*factors.conv_input(x, geometry_of(conv)), bias)
-    outputs, g_scale = factors.conv_output(g, conv.group)
+    inputs, a_scale = with_bias(*formulas.conv_input(x, geometry_of(conv)), bias)
+    outputs, g_scale = formulas.conv_output(g, conv.group)
     assert len(inputs) == len(outputs) == (2 if parts_from == 1 else 1)
     a = gram(inputs, a_scale, inputs.shape[2]).asnumpy()
     h = gram(outputs, g_scale, outputs.shape[2]).asnumpy()
@@ -109,7 +109,7 @@ def test_convolution_factors_equal_the_patches_gram_matrices(variant, bias, part
 
 @pytest.mark.parametrize("size", [1, 2, 4, 5])
 def test_blocks_equal_the_diagonal_blocks_of_the_full_factor(size):
-    features, scale = with_bias(*factors.dense_input(tensor(7, 9)), True, by_rows=True)
+    features, scale = with_bias(*formulas.dense_input(tensor(7, 9)), True, by_rows=True)
     full = gram(features, scale, 10, True)[0, 0].asnumpy()
     blocks = dense(gram(features, scale, size, True))[0]
     np.testing.assert_allclose(blocks[:10, :10], reference.block_diagonal(full, size), **CLOSE)
@@ -118,9 +118,9 @@ def test_blocks_equal_the_diagonal_blocks_of_the_full_factor(size):
 
 def test_the_mean_is_the_largest_that_leaves_the_rest_positive_semi_definite():
     rows = tensor(7, 5)
-    features, scale = with_bias(*factors.dense_input(rows), True, by_rows=True)
+    features, scale = with_bias(*formulas.dense_input(rows), True, by_rows=True)
     full = gram(features, scale, 6, True)[0, 0].asnumpy().astype(np.float64)
-    mean = factors.scaled_mean_by_rows(features, scale)[0, :, 0].asnumpy().astype(np.float64)
+    mean = formulas.scaled_mean_by_rows(features, scale)[0, :, 0].asnumpy().astype(np.float64)
     np.testing.assert_allclose(mean, [*rows.asnumpy().mean(0), 1.0], rtol=1e-5)
     lowest = np.linalg.eigvalsh(full - np.outer(mean, mean))[0]
     assert lowest > -1e-5
@@ -131,27 +131,27 @@ def test_the_mean_of_a_convolutions_patches_is_scaled_with_their_number(parts_fr
     conv = nn.Conv2d(2, 3, 3, pad_mode="valid", has_bias=True)
     x = tensor(2, 2, 5, 5)
     rows = reference.with_ones(seen_by(conv, x).reshape(2 * 9, -1))
-    features, scale = factors.conv_input(x, geometry_of(conv))
-    of_bias = factors.bias_mean(features, scale).asnumpy()
+    features, scale = formulas.conv_input(x, geometry_of(conv))
+    of_bias = formulas.bias_mean(features, scale).asnumpy()
     features, scale = with_bias(features, scale, True)
-    mean = factors.scaled_mean(features, scale)[0, :, 0].asnumpy()
+    mean = formulas.scaled_mean(features, scale)[0, :, 0].asnumpy()
     np.testing.assert_allclose(mean, 3 * rows.mean(0), **CLOSE)  # sqrt(rows / B) = sqrt(9)
     np.testing.assert_allclose(of_bias, [[[3.0]]], rtol=1e-6)
 
 
 def test_a_sketch_is_the_factor_times_the_probe(parts_from):
-    of_groups = factors.conv_output(tensor(3, 12, 2, 2), 2)
-    for (features, scale), by_rows in ((factors.dense_input(tensor(7, 6)), True), (of_groups, False)):
+    of_groups = formulas.conv_output(tensor(3, 12, 2, 2), 2)
+    for (features, scale), by_rows in ((formulas.dense_input(tensor(7, 6)), True), (of_groups, False)):
         copies = features.shape[1]
         probe = tensor(copies, 6, 2)
         full = gram(features, scale, 6, by_rows)[:, 0].asnumpy()
-        found = (factors.sketch_by_rows if by_rows else factors.sketch)(features, scale, probe)
+        found = (formulas.sketch_by_rows if by_rows else formulas.sketch)(features, scale, probe)
         np.testing.assert_allclose(found.asnumpy(), full @ probe.asnumpy(), **CLOSE)
 
 
 def test_blocks_of_one_are_the_diagonal_in_both_forms(parts_from):
     g = tensor(3, 4, 2, 3)
-    features, scale = factors.conv_output(g, 2)
+    features, scale = formulas.conv_output(g, 2)
     squares = (g.asnumpy() ** 2).sum((0, 2, 3)) * scale
     np.testing.assert_allclose(gram(features, scale, 1).asnumpy().reshape(-1), squares, rtol=1e-5)
 
@@ -159,12 +159,12 @@ def test_blocks_of_one_are_the_diagonal_in_both_forms(parts_from):
 def test_the_traces_are_per_copy():
     blocks = tensor(3, 2, 4, 4)
     wanted = [sum(np.trace(b) for b in copy) for copy in blocks.asnumpy()]
-    np.testing.assert_allclose(factors.traces(blocks).asnumpy(), wanted, **CLOSE)
+    np.testing.assert_allclose(formulas.traces(blocks).asnumpy(), wanted, **CLOSE)
 
 
 def test_factors_are_float32_for_half_precision_inputs():
     """Values whose squares overflow float16: the products are taken in float32."""
     rows = Tensor(np.full((4, 3), 300.0), ms.float16)
-    for features, scale in (factors.dense_input(rows), factors.dense_output(rows)):
+    for features, scale in (formulas.dense_input(rows), formulas.dense_output(rows)):
         assert features.dtype == ms.float32
         assert np.isfinite(gram(features, scale, 2, True).asnumpy()).all()

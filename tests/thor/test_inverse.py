@@ -5,7 +5,7 @@ from mindspore import Tensor
 
 from thor import inverse, inverter
 from thor.algebra import BATCH_STEP
-from thor.blocks import Cut
+from thor.factors.blocks import Cut
 from thor.inverter import Inverter, Job
 from thor.layers import Factor
 

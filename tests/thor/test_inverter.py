@@ -5,7 +5,7 @@ import pytest
 from mindspore import Tensor
 
 from tests import reference
-from thor.blocks import BlockPlan
+from thor.factors.blocks import BlockPlan
 from thor.inverter import Inverter, Job
 from thor.layers import Factor, directions
 

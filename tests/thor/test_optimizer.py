@@ -10,7 +10,7 @@ from mindspore import Tensor, nn
 import thor
 from tests import reference
 from tests.networks import Mixed, Mlp, batch, gradients, images, make, matrix, never, squared_error, values
-from thor.blocks import even_cut
+from thor.factors.blocks import even_cut
 
 LR, DAMPING = 0.05, 0.1
 

@@ -8,7 +8,7 @@ from mindspore import Tensor, nn
 from tests import reference
 from tests.networks import Mixed, fill, gradients, images, make, matrix, squared_error, values
 from thor import BlockPlan
-from thor.blocks import even_cut
+from thor.factors.blocks import even_cut
 from thor.profile.spectral import position_major
 
 LR, DAMPING = 0.05, 0.1

@@ -20,7 +20,7 @@ from tests import reference
 from tests.networks import make, values
 from tests.thor import random_reference as wanted
 from tests.thor.random_networks import batches, build, loss_fn, plans
-from thor import blocks, factors
+from thor.factors import blocks, formulas
 
 CASES = int(os.environ.get("THOR_FUZZ_CASES", "0"))
 FUZZ = settings(
@@ -51,9 +51,9 @@ def optimize(plan, net, **options):
 @contextmanager
 def convolutions(plan):
     """Convolutions, and the gathering of their factors, take the plan's way."""
-    positions = 1 if plan.parts else factors.PART_POSITIONS
+    positions = 1 if plan.parts else formulas.PART_POSITIONS
     with mock.patch.dict(os.environ, {"THOR_CONVOLUTION": plan.path}), \
-            mock.patch.object(factors, "PART_POSITIONS", positions):  # fmt: skip
+            mock.patch.object(formulas, "PART_POSITIONS", positions):  # fmt: skip
         yield
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn
 
 from thor import capture
-from thor.blocks import Cut
+from thor.factors.blocks import Cut
 from thor.profile.timing import FactorShape, shapes_of_layer
 from thor.runtime import device
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from thor.blocks import BlockPlan, even_cut
+from thor.factors.blocks import BlockPlan, even_cut
 from thor.profile.records import FactorMeasure, Profile
 
 

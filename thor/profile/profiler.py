@@ -19,7 +19,7 @@ from mindspore import Tensor, nn, ops
 
 from first_order.checks import number
 from thor import capture
-from thor.blocks import BlockPlan, Cut, check_int, even_cut
+from thor.factors.blocks import BlockPlan, Cut, check_int, even_cut
 from thor.options import skip_patterns
 from thor.profile import gather, spectral, timing
 from thor.profile.choice import check_candidates, default_candidates

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from thor.blocks import ORDERS, SPLITS, BlockPlan, check_int
+from thor.factors.blocks import ORDERS, SPLITS, BlockPlan, check_int
 from thor.profile.choice import Crossing, choose, kept_shares, performances
 from thor.profile.timing import FactorShape, Timing, floor_reaches, shapes_of_layer
 from thor.runtime.json_files import parse

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from scipy.linalg import cho_factor, cho_solve
 from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 
-from thor.blocks import Cut
+from thor.factors.blocks import Cut
 
 Array = NDArray[np.float32]
 Apply = Callable[[NDArray[np.float64]], NDArray[np.float64]]

@@ -17,7 +17,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor
 
-from thor.blocks import BlockPlan, Cut, numbers_in
+from thor.factors.blocks import BlockPlan, Cut, numbers_in
 from thor.inverter import Inverter, Job
 from thor.layers import Factor
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from first_order.checks import number
-from thor.blocks import check_int
+from thor.factors.blocks import check_int
 from thor.runtime.json_files import parse
 
 COLLECTIVES = ("all_reduce", "all_gather")

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 from first_order.checks import number
-from thor.blocks import check_int
+from thor.factors.blocks import check_int
 from thor.placement import PER, Grid, Placement, place
 from thor.scale.network import Network
 from thor.scale.workload import LayerLoad

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from thor.blocks import BlockPlan, Cut, numbers_in
+from thor.factors.blocks import BlockPlan, Cut, numbers_in
 from thor.packing import packed_length
 from thor.placement import FactorWork, block_cost
 from thor.profile.layer_plan import block_seconds

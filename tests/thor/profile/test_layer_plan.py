@@ -7,7 +7,7 @@ import pytest
 
 from tests.networks import Mlp, make
 from tests.profiles import DIMS, factor, profile
-from thor.blocks import even_cut
+from thor.factors.blocks import even_cut
 from thor.profile.layer_plan import block_seconds, choose_per_layer, factor_seconds
 
 

@@ -9,7 +9,7 @@ from mindspore import nn
 from tests import reference
 from tests.networks import Mixed, Mlp, batch, images, squared_error, values
 from thor import BlockPlan
-from thor.blocks import SPLITS
+from thor.factors.blocks import SPLITS
 from thor.profile import gather, profiler, spectral, timing
 from thor.profile.profiler import Task, measure
 from thor.profile.records import Profile

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests import reference
-from thor.blocks import BlockPlan, Cut
+from thor.factors.blocks import BlockPlan, Cut
 from thor.profile import spectral
 
 NORM = 3e-5

@@ -7,7 +7,7 @@ the assumed ones do to the figure.
 import pytest
 
 from tests.profiles import factor, profile
-from thor.blocks import BlockPlan
+from thor.factors.blocks import BlockPlan
 from thor.scale.network import Link, Network
 from thor.scale.simulate import Settings, simulate
 from thor.scale.workload import layer_loads

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.profiles import DIMS, profile
-from thor.blocks import SPLITS, BlockPlan
+from thor.factors.blocks import SPLITS, BlockPlan
 from thor.profile.timing import state_bytes
 from thor.scale.network import Link, Network
 from thor.scale.simulate import Settings, share_name, simulate, strategies

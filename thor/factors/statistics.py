@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from mindspore import nn, ops
 
-from thor import factors
-from thor.blocks import Cut
+from thor.factors import formulas
+from thor.factors.blocks import Cut
 from thor.runtime import convolution
 from thor.runtime.graph_ops import constant, shared
 
@@ -18,14 +18,14 @@ class DenseInput(nn.Cell):
     """Features and scale of rows of inputs; see factors.py."""
 
     def construct(self, x):
-        return factors.dense_input(x)
+        return formulas.dense_input(x)
 
 
 class DenseOutput(nn.Cell):
     """Features and scale of rows of output gradients."""
 
     def construct(self, x):
-        return factors.dense_output(x)
+        return formulas.dense_output(x)
 
 
 class ConvInput(nn.Cell):
@@ -36,14 +36,14 @@ class ConvInput(nn.Cell):
         self.geometry = geometry
 
     def construct(self, x):
-        return factors.conv_input(x, self.geometry)
+        return formulas.conv_input(x, self.geometry)
 
 
 class ConvInputByPosition(ConvInput):
     """The same, kernel positions before channels."""
 
     def construct(self, x):
-        return factors.conv_input_by_position(x, self.geometry)
+        return formulas.conv_input_by_position(x, self.geometry)
 
 
 class ConvOutput(nn.Cell):
@@ -54,7 +54,7 @@ class ConvOutput(nn.Cell):
         self.groups = groups
 
     def construct(self, x):
-        return factors.conv_output(x, self.groups)
+        return formulas.conv_output(x, self.groups)
 
 
 class OfFirst(nn.Cell):
@@ -65,7 +65,7 @@ class OfFirst(nn.Cell):
         self.features, self.share, self.power = features, share, power
 
     def construct(self, x):
-        kept, times = factors.first_examples(x, self.share)
+        kept, times = formulas.first_examples(x, self.share)
         features, scale = self.features(kept)
         return features, scale * times**self.power
 
@@ -76,7 +76,7 @@ class Behind(nn.Cell):
     def __init__(self, features: nn.Cell, values: tuple[float, ...], by_rows: bool):
         super().__init__(auto_prefix=False)
         self.features, self.values = features, values
-        self.put = factors.behind_by_rows if by_rows else factors.behind
+        self.put = formulas.behind_by_rows if by_rows else formulas.behind
 
     def construct(self, x):
         features, scale = self.features(x)
@@ -89,7 +89,7 @@ class Blocks(nn.Cell):
     def __init__(self, size: int, count: int, by_rows: bool):
         super().__init__(auto_prefix=False)
         self.size, self.count = size, count
-        self.gram = factors.block_gram_by_rows if by_rows else factors.block_gram
+        self.gram = formulas.block_gram_by_rows if by_rows else formulas.block_gram
 
     def construct(self, features, scale):
         return self.gram(features, scale, self.size, self.count)
@@ -100,7 +100,7 @@ class Diagonal(nn.Cell):
 
     def __init__(self, by_rows: bool):
         super().__init__(auto_prefix=False)
-        self.diagonal = factors.diagonal_by_rows if by_rows else factors.diagonal
+        self.diagonal = formulas.diagonal_by_rows if by_rows else formulas.diagonal
 
     def construct(self, features, scale):
         return self.diagonal(features, scale)
@@ -118,7 +118,7 @@ class MeanBeside(nn.Cell):
 
     def __init__(self, by_rows: bool):
         super().__init__(auto_prefix=False)
-        self.mean = factors.scaled_mean_by_rows if by_rows else factors.scaled_mean
+        self.mean = formulas.scaled_mean_by_rows if by_rows else formulas.scaled_mean
 
     def construct(self, features, scale, probe):
         return self.mean(features, scale)
@@ -129,7 +129,7 @@ class MeanAndBiasBeside(MeanBeside):
 
     def __init__(self, by_rows: bool):
         super().__init__(by_rows)
-        self.of_bias = factors.bias_mean_by_rows if by_rows else factors.bias_mean
+        self.of_bias = formulas.bias_mean_by_rows if by_rows else formulas.bias_mean
 
     def construct(self, features, scale, probe):
         return ops.cat((self.mean(features, scale), self.of_bias(features, scale)), 1)
@@ -140,7 +140,7 @@ class SketchBeside(nn.Cell):
 
     def __init__(self, by_rows: bool):
         super().__init__(auto_prefix=False)
-        self.sketch = factors.sketch_by_rows if by_rows else factors.sketch
+        self.sketch = formulas.sketch_by_rows if by_rows else formulas.sketch
 
     def construct(self, features, scale, probe):
         return self.sketch(features, scale, probe)

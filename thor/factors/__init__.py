@@ -1,0 +1,1 @@
+"""How a factor is cut into blocks, what A and G are, and what is gathered of them."""
