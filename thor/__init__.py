@@ -1,7 +1,7 @@
 """A second-order optimizer toolkit for MindSpore, centred on THOR."""
 
 from thor import schedules
-from thor.capture import detach
+from thor.capture.attach import detach
 from thor.distributed import Sharing
 from thor.factors.blocks import BlockPlan
 from thor.loss_scale import DynamicLossScale

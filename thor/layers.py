@@ -30,7 +30,8 @@ from typing import Any
 import numpy as np
 from mindspore import Parameter, nn
 
-from thor.capture import Target, attach
+from thor.capture.attach import attach
+from thor.capture.targets import Target
 from thor.factors.blocks import BlockPlan, Cut, diagonal_cut
 from thor.precondition import Direction, DirectionElsewhere, Form
 from thor.refresh import damped_trace, pi_split

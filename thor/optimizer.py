@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
-from thor import capture
 from thor import loss_scale as scales
+from thor.capture.attach import detach, left_as_found, tapped_cells
+from thor.capture.integrity import Structure
+from thor.capture.targets import LeftOut, Target, find_targets, keep_optimized
 from thor.distributed import Sharing, ranks_of_context
 from thor.exchange import PieceExchange, placement_of
 from thor.inner import DEFAULT_MOMENTUM, inner_optimizer
@@ -25,7 +27,6 @@ from thor.refresh import Decision, RefreshRecord, TraceRule
 from thor.runtime import convolution, device
 from thor.runtime.parameters import float_parameter, int_parameter, read, write
 from thor.state import gathered_state, load_state
-from thor.structure import Structure
 
 logger = logging.getLogger("thor")
 
@@ -44,9 +45,9 @@ class THOR(nn.Cell):
     only when the trace of the factor has moved (see :mod:`thor.refresh`). Use it through :class:`thor.TrainStep`.
 
     Args:
-        net: the network. Its dense, convolution, embedding and, with ``norms``, normalisation layers (thor/capture.py
-            lists them) are captured in place: names, values and outputs stay; ``thor.detach(net)`` undoes it. All other
-            weights take the plain gradient.
+        net: the network. Its dense, convolution, embedding and, with ``norms``, normalisation layers are captured in
+            place (thor/capture/targets.py lists them): names, values and outputs stay; ``thor.detach(net)`` undoes it. All
+            other weights take the plain gradient.
         learning_rate: number, callable of the step, or anything ``nn.Momentum`` takes; None leaves ``inner``'s alone.
         damping: what is added to the Fisher block before inversion, number or callable of the step. Large values turn
             the direction to the gradient's and shrink the step; start at 0.03 and lower it as training settles.
@@ -87,7 +88,7 @@ class THOR(nn.Cell):
         super().__init__(auto_prefix=False)
         if not isinstance(net, nn.Cell):
             raise TypeError(f"net must be an nn.Cell, but got {net!r} of type {type(net).__name__}")
-        attached = [name for name, _ in capture.tapped_cells(net)]
+        attached = [name for name, _ in tapped_cells(net)]
         if attached:
             raise ValueError(
                 f"net is attached to a THOR optimizer already (layer {attached[0]} and {len(attached) - 1} more); "
@@ -124,11 +125,11 @@ class THOR(nn.Cell):
 
     # -- construction --------------------------------------------------------------------------------------------
 
-    def _targets(self) -> list[capture.Target]:
+    def _targets(self) -> list[Target]:
         """Every layer that can be captured and is optimized."""
-        targets, self._left_out = capture.find(self._net, self.options.skip, self.options.norms)
+        targets, self._left_out = find_targets(self._net, self.options.skip, self.options.norms)
         optimized = {id(weight) for weight in self.inner.parameters}
-        chosen, others = capture.among(targets, optimized)
+        chosen, others = keep_optimized(targets, optimized)
         self._left_out += others
         if not chosen:
             why = "; ".join(f"{x.name} ({x.type}): {x.reason}" for x in self._left_out[:5]) or "it has no weights"
@@ -138,7 +139,7 @@ class THOR(nn.Cell):
             )
         return chosen
 
-    def _take_layers(self, targets: list[capture.Target]) -> None:
+    def _take_layers(self, targets: list[Target]) -> None:
         """Capture the targets; in a data-parallel job, share them out first."""
         plan, share, ranks = self.options.plan, self.options.factor_share, self.ranks
         self._column_of = [0] * len(targets)
@@ -162,10 +163,10 @@ class THOR(nn.Cell):
     def profile_blocks(self, loss_fn: Any, inputs: tuple[Any, ...]) -> None:
         """Choose the block size on a first batch (``block_size="auto"``), and begin anew with the chosen plan."""
         assert self._profile_path is not None
-        with capture.left_as_found(self._net):
-            capture.detach(self._net)
+        with left_as_found(self._net):
+            detach(self._net)
             names = {layer.name for layer in self._captured}
-            others = [f"^{re.escape(t.name)}$" for t in capture.find(self._net)[0] if t.name not in names]
+            others = [f"^{re.escape(t.name)}$" for t in find_targets(self._net)[0] if t.name not in names]
             profile = auto.profile_for_training(
                 self._net, loss_fn, inputs, self._profile_path, others, self._inverter.method
             )
@@ -211,7 +212,7 @@ class THOR(nn.Cell):
         ]  # fmt: skip
 
     @property
-    def left_out(self) -> list[capture.LeftOut]:
+    def left_out(self) -> list[LeftOut]:
         """Layers with weights that take the plain gradient, and why."""
         return list(self._left_out)
 

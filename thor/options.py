@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from first_order.checks import flag, number
+from thor.capture.targets import skip_patterns
 from thor.factors.blocks import BlockPlan, check_int
 from thor.profile.records import Profile, ProfileError
 from thor.refresh import TraceRule
@@ -81,19 +80,6 @@ def block_plan(block_size: Any, split: str, rank: int) -> BlockPlan:
             f"but got {block_size!r} of type {type(block_size).__name__}"
         )
     return BlockPlan(block_size=block_size, split=split, rank=rank)
-
-
-def skip_patterns(skip: Any) -> tuple[str, ...]:
-    """Regular expressions on layer names, checked."""
-    if isinstance(skip, str) or not isinstance(skip, Iterable):
-        raise TypeError(f"skip must be a sequence of regular expressions on layer names, but got {skip!r}")
-    patterns = tuple(skip)
-    for pattern in patterns:
-        try:
-            re.compile(pattern)
-        except (re.error, TypeError) as error:
-            raise ValueError(f"skip: {pattern!r} is not a regular expression: {error}") from error
-    return patterns
 
 
 def read_options(

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from mindspore import Parameter, Tensor
 
-from thor.capture import LeftOut
+from thor.capture.targets import LeftOut
 from thor.factors.blocks import BlockPlan
 from thor.layers import Layer
 

@@ -6,7 +6,7 @@ from mindspore import Parameter, Tensor, nn
 import thor
 from tests import reference
 from tests.networks import Mixed, Mlp, batch, fill, gradients, images, make, squared_error, values
-from thor import capture
+from thor.capture.targets import find_targets
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 
@@ -376,7 +376,7 @@ def shared_without_bias(first):
 def test_a_weight_with_a_use_that_is_not_captured_takes_the_plain_gradient(make_second, skip, why):
     """Its gradient comes from all uses: factors of some of them would be those of another layer."""
     first = nn.Dense(4, 4)
-    targets, left_out = capture.find(Chain(first, make_second(first)), skip)
+    targets, left_out = find_targets(Chain(first, make_second(first)), skip)
     assert not targets and [x.reason for x in left_out] == why
 
 

@@ -8,7 +8,7 @@ from mindspore import Parameter, Tensor, nn, ops
 import thor
 from tests import reference
 from tests.networks import fill, gradients, make, squared_error, values
-from thor import capture
+from thor.capture.targets import find_targets
 
 CLOSE = {"rtol": 2e-4, "atol": 1e-6}
 VOCABULARY, WIDTH = 9, 4
@@ -190,14 +190,14 @@ def test_a_tied_decoder_with_an_activation_is_left_out_with_its_table():
     """The port stands behind the whole layer, where the gradient is the activation's and not the product's."""
     net = Tied(dense=True)
     net.decoder.activation, net.decoder.activation_flag = nn.Tanh(), True
-    targets, left_out = capture.find(net)
+    targets, left_out = find_targets(net)
     assert not targets and {item.name for item in left_out} == {"embedding", "decoder"}
     assert all("decoder, which has its weight too, has an activation" in item.reason for item in left_out)
 
 
 def test_a_layer_norm_over_more_than_its_last_axis_is_left_out():
     net = nn.SequentialCell(nn.Dense(4, 4), nn.LayerNorm((4,), begin_norm_axis=1), nn.LayerNorm((4,)))
-    targets, left_out = capture.find(net, norms=True)
+    targets, left_out = find_targets(net, norms=True)
     assert [target.name for target in targets] == ["0", "2.gamma", "2.beta"]
     assert [(item.name, item.reason) for item in left_out] == [
         ("1", "begin_norm_axis is 1, and -1 alone is the last axis of any input")
@@ -313,19 +313,19 @@ def test_what_takes_the_plain_gradient_is_listed_with_its_reason():
     assert [item.reason for item in thor.THOR(net, 0.1, 0.1, norms=True).left_out] == [
         "normalises with moving statistics"
     ]
-    layers, _ = capture.find(nn.SequentialCell(nn.LayerNorm((2, 3)), nn.Dense(3, 3)), norms=True)
+    layers, _ = find_targets(nn.SequentialCell(nn.LayerNorm((2, 3)), nn.Dense(3, 3)), norms=True)
     assert [target.kind for target in layers] == ["dense"]
     words_net = Words()
     words_net.embedding.embedding_table.requires_grad = False
     words_net.norm.beta.requires_grad = False
-    found, left = capture.find(words_net, norms=True)
+    found, left = find_targets(words_net, norms=True)
     assert [target.name for target in found] == ["norm.gamma", "dense"]
     assert [(item.name, item.reason) for item in left] == [("embedding", "frozen")]
 
 
 @pytest.mark.parametrize(("skipped", "other"), [("embedding", "decoder"), ("decoder", "embedding")])
 def test_a_tied_table_of_which_one_use_is_left_out_takes_the_plain_gradient(skipped, other):
-    found, left = capture.find(Tied(), skip=[skipped])
+    found, left = find_targets(Tied(), skip=[skipped])
     assert not found
     assert {item.name: item.reason for item in left} == {
         skipped: "matches skip", other: f"{skipped}, which is left out, has its weight too",

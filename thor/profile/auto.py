@@ -15,7 +15,7 @@ from typing import Any
 import mindspore as ms
 from mindspore import Tensor, nn
 
-from thor.capture import Target
+from thor.capture.targets import Target
 from thor.profile.profiler import Task, environment, measure
 from thor.profile.records import Profile, ProfileError
 from thor.runtime.memory import available_memory

@@ -1,7 +1,7 @@
 """Whole factors, means and gradients of a network's layers, from real forward and backward passes.
 
-The taps of thor/capture.py, with one block that covers each factor. Layers go in groups that fit a memory limit; each
-group is compiled once and sees every batch, and its sums leave for the host.
+The taps are those of thor/capture, with one block that covers each factor. Layers go in groups that fit a memory
+limit; each group is compiled once and sees every batch, and its sums leave for the host.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn
 
-from thor import capture
+from thor.capture.attach import attach, left_as_found
+from thor.capture.targets import Target
 from thor.factors.blocks import Cut
 from thor.profile.timing import FactorShape, shapes_of_layer
 from thor.runtime import device
@@ -43,20 +44,20 @@ class LayerStatistics:
         return shapes_of_layer(self.name, self.a.shape[1], self.g.shape[1], self.a.shape[0], self.bias)
 
 
-def shapes_of(targets: Sequence[capture.Target]) -> list[FactorShape]:
+def shapes_of(targets: Sequence[Target]) -> list[FactorShape]:
     """The two factors of every layer, without gathering them."""
     layers = ((t.name, t.a_dim, t.g_dim, t.copies, t.bias is not None) for t in targets)
     return [shape for layer in layers for shape in shapes_of_layer(*layer)]
 
 
-def bytes_of(target: capture.Target) -> int:
+def bytes_of(target: Target) -> int:
     """What a layer's two whole factors take."""
     return 4 * target.copies * (target.a_dim**2 + target.g_dim**2)
 
 
-def groups_within(targets: Sequence[capture.Target], limit: int) -> list[list[capture.Target]]:
+def groups_within(targets: Sequence[Target], limit: int) -> list[list[Target]]:
     """Layers in order, cut into groups whose gathering stays within ``limit`` bytes."""
-    groups: list[list[capture.Target]] = []
+    groups: list[list[Target]] = []
     room = 0
     for target in targets:
         need = _COPIES_ALIVE * bytes_of(target)
@@ -76,7 +77,7 @@ def groups_within(targets: Sequence[capture.Target], limit: int) -> list[list[ca
 class _Slots:
     """Ports of one layer and the Parameters whose gradients are its statistics."""
 
-    def __init__(self, target: capture.Target):
+    def __init__(self, target: Target):
         self.target = target
         self.parameters: list[Parameter] = []
         cuts = [Cut(dim, dim, 1, "block+mean", 1) for dim in (target.a_dim, target.g_dim)]
@@ -91,7 +92,7 @@ class _Slots:
             self.parameters += own
         a_cut, g_cut = cuts
         a_parameters, g_parameters = sides
-        for port in capture.attach(target, a_cut, g_cut, a_parameters, g_parameters):
+        for port in attach(target, a_cut, g_cut, a_parameters, g_parameters):
             port.active = True
 
     def statistics(self, values: list[np.ndarray], weight: np.ndarray, bias: np.ndarray | None) -> LayerStatistics:
@@ -111,10 +112,10 @@ class _Slots:
 
 def gather(
     net: nn.Cell, loss_fn: Callable[..., Any] | None, batches: Callable[[], Iterator[tuple[Tensor, ...]]],
-    targets: Sequence[capture.Target], on_batch: Callable[[], None] = lambda: None,
+    targets: Sequence[Target], on_batch: Callable[[], None] = lambda: None,
 ) -> list[LayerStatistics]:  # fmt: skip
     """Statistics of ``targets``, averaged over ``batches()``. The network is left as it was, but for its buffers."""
-    with capture.left_as_found(net):
+    with left_as_found(net):
         device.fast_convolutions(net)
         slots = [_Slots(target) for target in targets]
         weights = [target.weight for target in targets] + [t.bias for t in targets if t.bias is not None]

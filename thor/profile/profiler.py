@@ -18,9 +18,8 @@ import scipy
 from mindspore import Tensor, nn, ops
 
 from first_order.checks import number
-from thor import capture
+from thor.capture.targets import Target, find_targets, skip_patterns
 from thor.factors.blocks import BlockPlan, Cut, check_int, even_cut
-from thor.options import skip_patterns
 from thor.profile import gather, spectral, timing
 from thor.profile.choice import check_candidates, default_candidates
 from thor.profile.layer_plan import block_seconds
@@ -111,7 +110,7 @@ def measure(
     """Measure ``task``, going on from ``resume``; ``save`` is called whenever something new was measured."""
     progress = progress or Silent()
     skip = skip_patterns(task.skip)
-    targets, left_out = capture.find(task.net, skip)
+    targets, left_out = find_targets(task.net, skip)
     targets = [target for target in targets if target.kind in ("dense", "conv")]  # the others are not cut
     if not targets:
         why = "; ".join(f"{x.name} ({x.type}): {x.reason}" for x in left_out[:5]) or "it has no weights"
@@ -210,7 +209,7 @@ def _modelled_refresh(profile: Profile, shapes: Sequence[timing.FactorShape], di
 
 
 def _measure_layers(
-    profile: Profile, task: Task, groups: list[list[capture.Target]], progress: Progress,
+    profile: Profile, task: Task, groups: list[list[Target]], progress: Progress,
     save: Callable[[Profile], None],
 ) -> None:  # fmt: skip
     batches = task.describe.get("batches", 1)

@@ -13,6 +13,7 @@ from tests.networks import Mixed, Mlp, batch, images, make, values
 from tests.profiles import profile as plain_profile
 from tests.profiles import timing
 from thor import BlockPlan
+from thor.capture.targets import find_targets
 from thor.profile import auto
 from thor.profile.records import Profile, ProfileError
 from thor.runtime import convolution
@@ -118,7 +119,7 @@ def test_the_next_run_takes_the_kept_profile(measured, cache, caplog):
 
 def test_the_cache_is_kept_by_device_version_inverse_and_shapes(monkeypatch, tmp_path):
     def path(net=None, method="lapack"):
-        return auto.cache_file(thor.capture.find(net or Mlp())[0], method)
+        return auto.cache_file(find_targets(net or Mlp())[0], method)
 
     first = path()
     assert first == path(Mlp(seed=9)) and first.name.startswith("profile-cpu-")
@@ -150,7 +151,7 @@ def test_a_kept_profile_that_cannot_be_used_is_measured_again_with_a_warning(con
 
 def test_a_corrupt_cache_is_replaced_and_an_unwritable_one_only_warns(measured, cache, caplog, monkeypatch):
     net = Mlp(SIZES)
-    path = auto.cache_file(thor.capture.find(net)[0], thor.device.inverse_method())
+    path = auto.cache_file(find_targets(net)[0], thor.device.inverse_method())
     cache.mkdir()
     path.write_text('{"format": "thor-profile", "vers')
     _, step = make(net, block_size="auto")

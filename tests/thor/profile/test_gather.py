@@ -11,7 +11,7 @@ from mindspore import Tensor, nn
 import thor
 from tests import reference
 from tests.networks import Mixed, Mlp, batch, fill, gradients, images, matrix, squared_error, values
-from thor import capture
+from thor.capture.targets import find_targets
 from thor.profile import gather
 from thor.runtime import convolution
 
@@ -25,7 +25,7 @@ def stream(*batches):
 
 
 def collect(net, batches, loss_fn=squared_error, targets=None):
-    return gather.gather(net, loss_fn, stream(*batches), targets or capture.find(net)[0])
+    return gather.gather(net, loss_fn, stream(*batches), targets or find_targets(net)[0])
 
 
 @pytest.mark.parametrize(("has_bias", "mode"), [(True, ms.GRAPH_MODE), (False, ms.PYNATIVE_MODE)])
@@ -99,7 +99,7 @@ def test_a_convolution_group_by_group(group, has_bias, path, monkeypatch):
 
 def test_groups_of_layers_within_a_memory_limit_give_the_same():
     net, batches = Mlp((5, 4, 3, 3)), [batch()]
-    targets, _ = capture.find(net)
+    targets, _ = find_targets(net)
     whole = collect(net, batches)
     limit = 4 * sum(map(gather.bytes_of, targets[1:]))
     groups = gather.groups_within(targets, limit)
@@ -114,7 +114,7 @@ def test_groups_of_layers_within_a_memory_limit_give_the_same():
 
 
 def test_a_layer_beyond_the_memory_limit_is_named_with_the_cure():
-    targets, _ = capture.find(Mlp((200, 4, 3)))
+    targets, _ = find_targets(Mlp((200, 4, 3)))
     with pytest.raises(MemoryError) as caught:
         gather.groups_within(targets, 10**5)
     words = ("layer layers.0", "factors of 201 and 4", "limit is 0.0 GiB", "raise the limit or skip the layer")
@@ -185,7 +185,7 @@ def test_what_goes_wrong_leaves_the_network_as_it_was(options, error, words):
     before = describe(net)
     with pytest.raises(error) as caught:
         gather.gather(
-            net, squared_error, stream(*options["batches"]), capture.find(net)[0], options.get("on_batch", lambda: None)
+            net, squared_error, stream(*options["batches"]), find_targets(net)[0], options.get("on_batch", lambda: None)
         )
     assert all(word in str(caught.value) for word in words), str(caught.value)
     assert describe(net) == before

@@ -9,6 +9,7 @@ from mindspore import nn
 from tests import reference
 from tests.networks import Mixed, Mlp, batch, images, squared_error, values
 from thor import BlockPlan
+from thor.capture.targets import find_targets
 from thor.factors.blocks import SPLITS
 from thor.profile import gather, profiler, spectral, timing
 from thor.profile.profiler import Task, measure
@@ -213,7 +214,7 @@ def test_both_orders_of_a_convolution_and_a_refresh_that_is_too_large_to_hold():
     net = Mixed().set_train(False)
     net.conv.set_train(True)
     before, modes = values(net), [(name, cell.training) for name, cell in net.cells_and_names()]
-    targets = profiler.capture.find(net)[0]
+    targets = find_targets(net)[0]
     largest = max(gather.bytes_of(target) for target in targets)
     found = measure(task(net, images, dims=[1, 8], memory=4 * largest))
     assert ["position" in f.loss for f in found.factors] == [True, False, True, False, False, False]

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from tests.networks import Mixed, make
-from thor import BlockPlan, capture
+from thor import BlockPlan
+from thor.capture.targets import find_targets
 from thor.profile import gather, timing
 
 
@@ -67,7 +68,7 @@ def test_one_call_inverts_the_blocks(method):
 def test_the_memory_of_a_plan_is_what_training_takes(split, size):
     plan = BlockPlan(block_size=size, split=split, rank=2)
     net = Mixed()
-    shapes = gather.shapes_of(capture.find(net)[0])
+    shapes = gather.shapes_of(find_targets(net)[0])
     refresh = timing.Refresh(shapes, plan, "lapack")
     refresh()
     optimizer, _ = make(net, block_size=plan)

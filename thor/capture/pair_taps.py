@@ -16,7 +16,7 @@ from thor.factors.statistics import Statistics
 
 
 class PairPort(nn.Cell):
-    """Where a pair tap meets the (blocks, probe, uses) of A and of G. ``active`` as for :class:`thor.taps.Port`."""
+    """Where a pair tap meets (blocks, probe, uses) of A and of G; ``active`` as in :class:`thor.capture.taps.Port`."""
 
     def __init__(self, tap: PairTap, a_parameters, g_parameters):
         super().__init__(auto_prefix=False)

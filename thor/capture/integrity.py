@@ -11,7 +11,7 @@ from typing import Any
 
 from mindspore import nn
 
-from thor.capture import PORTS, tapped_cells, weight_in
+from thor.capture.attach import PORTS, tapped_cells, weight_in
 
 CURE = "make a new THOR for the changed network (thor.detach(net) first)"
 

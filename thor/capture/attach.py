@@ -1,0 +1,141 @@
+"""Put taps around captured layers, and take them off again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from mindspore import Parameter, nn
+
+from thor.capture.pair_taps import EmbeddingTap, NormTap, PairPort, TiedDecoderTap, TiedEmbeddingTap, plain, tapped_pair
+from thor.capture.taps import InputTap, OutputTap, Port, TappedConv2d, TappedDense
+from thor.capture.targets import Target
+from thor.factors.statistics import statistics_of
+from thor.runtime import convolution, device
+from thor.runtime.graph_ops import shared
+
+_TAPPED: dict[Any, Any] = {nn.Dense: TappedDense, nn.Conv2d: TappedConv2d}
+
+
+PORTS = ("thor_input", "thor_output", "thor_scale", "thor_shift")
+
+
+_ATTRIBUTES = (*PORTS, "thor_geometry", "thor_as_patches", "thor_plain", "thor_original")
+
+
+def weight_in(cell: nn.Cell, target_kind: str) -> Parameter:
+    """The Parameter that stands in the place of a target's weight now."""
+    if isinstance(cell, nn.Embedding):
+        return cell.embedding_table
+    if target_kind.startswith("norm"):
+        return cell.gamma if target_kind == "norm_scale" else cell.beta
+    return cell.weight
+
+
+def attach(
+    target: Target, a_cut, g_cut, a_parameters, g_parameters, order: str = "channel", share: float = 1.0
+) -> list[Any]:  # fmt: skip
+    """Put ports around every Cell of the target; returns them. Parameters are (blocks, probe, uses) of each factor.
+
+    Factors with blocks are gathered from a ``share`` of the examples; diagonals, which cost little, from all.
+    """
+    ports: list[Any] = []
+    for cell in target.cells:
+        if target.kind in ("dense", "conv"):
+            ports += _attach_two(cell, target, a_cut, g_cut, a_parameters, g_parameters, order, share)
+        else:
+            port = PairPort(_pair_tap(cell, target, g_cut, share), a_parameters, g_parameters)
+            _attach_pair(cell, "thor_shift" if target.kind == "norm_shift" else "thor_scale", port)
+            ports.append(port)
+    return ports
+
+
+def _attach_two(cell, target, a_cut, g_cut, a_parameters, g_parameters, order, share) -> list[Port]:
+    """A port on the input and one on the output before activation."""
+    geometry = convolution.geometry_of(cell) if target.kind == "conv" else None
+    in_features = target.bias is not None and not a_cut.bias_apart
+    inputs = statistics_of(a_cut, share, f"{target.kind}_input", in_features, geometry, target.copies, order)
+    outputs = statistics_of(g_cut, share, f"{target.kind}_output", copies=target.copies)
+    thor_input = Port(shared(InputTap, inputs), *a_parameters)
+    thor_output = Port(shared(OutputTap, outputs), *g_parameters)
+    original = type(cell)
+    values = {"thor_input": thor_input, "thor_output": thor_output, "thor_geometry": geometry,
+              "thor_as_patches": device.convolution_path() == "patches", "thor_original": original}  # fmt: skip
+    _set(cell, values)
+    cell.__class__ = _tapped_class(original)
+    return [thor_input, thor_output]
+
+
+def _pair_tap(cell: nn.Cell, target: Target, g_cut, share: float) -> nn.Cell:
+    if target.kind.startswith("norm"):
+        is_layer = isinstance(cell, nn.LayerNorm)
+        epsilon = cell.epsilon if is_layer else cell.eps
+        return shared(NormTap, "layer" if is_layer else "batch", target.kind == "norm_scale", float(epsilon))
+    if isinstance(cell, nn.Embedding):
+        tap = EmbeddingTap if target.kind == "embedding" else TiedEmbeddingTap
+        return shared(tap, target.a_dim, statistics_of(g_cut, share, "dense_output"))
+    return shared(TiedDecoderTap, statistics_of(g_cut, share, "dense_input"))
+
+
+def _attach_pair(cell: nn.Cell, slot: str, port: PairPort) -> None:
+    """A port after the layer's own computation; a normalisation layer may get a second one."""
+    if "thor_original" not in vars(cell):
+        original = type(cell)
+        _set(cell, {"thor_plain": plain(cell, original), "thor_scale": None, "thor_shift": None,
+                    "thor_original": original})  # fmt: skip
+        cell.__class__ = _pair_class(original)
+    _set(cell, {slot: port})
+
+
+def _set(cell: nn.Cell, values: dict[str, Any]) -> None:
+    for name, value in values.items():
+        object.__setattr__(cell, name, value)  # past Cell's registration: the network gets no new child
+
+
+def _tapped_class(original: type) -> type:
+    if original is convolution.PatchConv2d:
+        original = nn.Conv2d
+    if original not in _TAPPED:
+        base = next(base for base in (nn.Dense, nn.Conv2d) if issubclass(original, base))
+        _TAPPED[original] = type(f"Tapped{original.__name__}", (_TAPPED[base], original), {})
+    return _TAPPED[original]
+
+
+def _pair_class(original: type) -> type:
+    key = (original, "pair")  # a Dense can be captured as itself and as a tied decoder
+    if key not in _TAPPED:
+        _TAPPED[key] = type(f"Tapped{original.__name__}", (tapped_pair(original), original), {})
+    return _TAPPED[key]
+
+
+def tapped_cells(net: nn.Cell) -> Iterator[tuple[str, nn.Cell]]:
+    """Captured layers of the network, with their names."""
+    for name, cell in net.cells_and_names():
+        if "thor_original" in vars(cell):
+            yield name, cell
+
+
+@contextmanager
+def left_as_found(net: nn.Cell) -> Iterator[None]:
+    """What is captured within is released at the end, and layers that ran as patches before do so again."""
+    patched = convolution.patched(net)
+    try:
+        yield
+    finally:
+        detach(net)
+        convolution.make_patched(patched)
+
+
+def detach(net: nn.Cell) -> int:
+    """Leave the network as it was before THOR and its fast convolutions; returns the number of layers restored."""
+    cells = [cell for _, cell in tapped_cells(net)]
+    restored = len({id(cell) for cell in (*cells, *convolution.patched(net))})
+    for cell in cells:
+        cell.__class__ = cell.thor_original
+        keep = ("thor_geometry",) if type(cell) is convolution.PatchConv2d else ()
+        for name in _ATTRIBUTES:
+            if name in vars(cell) and name not in keep:
+                object.__delattr__(cell, name)
+    convolution.restore(net)
+    return restored
