@@ -2,12 +2,12 @@
 
 from thor import schedules
 from thor.capture.attach import detach
+from thor.curvature.trace_rule import Decision, RefreshRecord, TraceRule
 from thor.distributed import Sharing
 from thor.factors.blocks import BlockPlan
 from thor.loss_scale import DynamicLossScale
 from thor.optimizer import THOR
 from thor.records import LayerRecord
-from thor.refresh import Decision, RefreshRecord, TraceRule
 from thor.runtime import device
 from thor.schedules import ExponentialDamping, GrowingInterval, PolynomialRate
 from thor.train import TrainStep

@@ -8,7 +8,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
-from thor.layers import Layer
+from thor.curvature.layer import Layer
 from thor.runtime.graph_ops import over, scaled
 
 _cast = ops.Cast()

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from thor.curvature.inverter import Job
 from thor.distributed import Ranks
 from thor.factors.blocks import Cut
-from thor.inverter import Job
 from thor.packing import packed, packed_length, unpacked
 from thor.placement import FactorWork, Piece, Placement, block_cost, place
 

@@ -14,16 +14,17 @@ from thor import loss_scale as scales
 from thor.capture.attach import detach, left_as_found, tapped_cells
 from thor.capture.integrity import Structure
 from thor.capture.targets import LeftOut, Target, find_targets, keep_optimized
+from thor.curvature.factor import squeezed
+from thor.curvature.inverter import Inverter, Job
+from thor.curvature.layer import Layer, by_layer, cuts_of
+from thor.curvature.trace_rule import Decision, RefreshRecord, TraceRule
 from thor.distributed import Sharing, ranks_of_context
 from thor.exchange import PieceExchange, placement_of
 from thor.inner import DEFAULT_MOMENTUM, inner_optimizer
-from thor.inverter import Inverter, Job
-from thor.layers import Layer, by_layer, cuts_of, squeezed
 from thor.options import read_options
 from thor.profile import auto
 from thor.profile.records import Profile
 from thor.records import LayerRecord, describe_optimizer, log_layers, plan_parameter, report_unused
-from thor.refresh import Decision, RefreshRecord, TraceRule
 from thor.runtime import convolution, device
 from thor.runtime.parameters import float_parameter, int_parameter, read, write
 from thor.state import gathered_state, load_state
@@ -46,8 +47,8 @@ class THOR(nn.Cell):
 
     Args:
         net: the network. Its dense, convolution, embedding and, with ``norms``, normalisation layers are captured in
-            place (thor/capture/targets.py lists them): names, values and outputs stay; ``thor.detach(net)`` undoes it. All
-            other weights take the plain gradient.
+            place (thor/capture/targets.py lists them): names, values and outputs stay; ``thor.detach(net)`` undoes it.
+            All other weights take the plain gradient.
         learning_rate: number, callable of the step, or anything ``nn.Momentum`` takes; None leaves ``inner``'s alone.
         damping: what is added to the Fisher block before inversion, number or callable of the step. Large values turn
             the direction to the gradient's and shrink the step; start at 0.03 and lower it as training settles.

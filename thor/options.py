@@ -8,9 +8,9 @@ from typing import Any
 
 from first_order.checks import flag, number
 from thor.capture.targets import skip_patterns
+from thor.curvature.trace_rule import TraceRule
 from thor.factors.blocks import BlockPlan, check_int
 from thor.profile.records import Profile, ProfileError
-from thor.refresh import TraceRule
 from thor.schedules import HostSchedule
 
 DEFAULT_BLOCK_SIZE = 128

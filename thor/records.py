@@ -13,8 +13,8 @@ import numpy as np
 from mindspore import Parameter, Tensor
 
 from thor.capture.targets import LeftOut
+from thor.curvature.layer import Layer
 from thor.factors.blocks import BlockPlan
-from thor.layers import Layer
 
 logger = logging.getLogger("thor")
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from thor.refresh import Decision
+from thor.curvature.trace_rule import Decision
 from thor.runtime.json_files import parse
 
 Line = dict[str, Any]

@@ -9,9 +9,9 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn
 
+from thor.curvature.layer import Layer
 from thor.distributed import Ranks
 from thor.factors.blocks import numbers_in
-from thor.layers import Layer
 
 
 def gathered_state(

@@ -6,9 +6,9 @@ import mindspore as ms
 import numpy as np
 from mindspore import ParameterTuple, nn, ops
 
+from thor.curvature.layer import Layer
 from thor.distributed import Ranks, Sums
 from thor.finite import probe
-from thor.layers import Layer
 from thor.runtime.graph_ops import entries_of, over, reshaped
 
 _cast, _product, _assign_add = ops.Cast(), ops.MatMul(), ops.AssignAdd()

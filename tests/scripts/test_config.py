@@ -10,7 +10,7 @@ from scripts.errors import UserError
 from scripts.optimizers import trace_rule
 from scripts.ranks import with_ranks
 from scripts.settings import TrainSettings
-from thor.refresh import TraceRule
+from thor.curvature.trace_rule import TraceRule
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -6,7 +6,7 @@ import pytest
 
 from scripts.position import Position
 from scripts.recorder import Recorder, read_metrics
-from thor.refresh import Decision, RefreshRecord
+from thor.curvature.trace_rule import Decision, RefreshRecord
 
 
 @pytest.mark.parametrize(

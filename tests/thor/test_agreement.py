@@ -10,8 +10,8 @@ import first_order
 import thor
 from tests.networks import Mlp, batch, make
 from thor.agreement import refresh_alike, settings_to_share
+from thor.curvature.trace_rule import Decision
 from thor.distributed import Ranks, same_everywhere
-from thor.refresh import Decision
 
 
 class Told(Ranks):

@@ -10,10 +10,10 @@ from mindspore import Tensor, nn
 from tests import reference
 from tests.networks import Mixed, Mlp, batch, fill, images, make, never, values
 from tests.thor.test_inverter import METHODS, refresh, second_moment, tensor
+from thor.curvature.direction import Direction, Form
+from thor.curvature.factor import Factor
 from thor.factors.blocks import BlockPlan, Cut
 from thor.factors.statistics import statistics_of
-from thor.layers import Factor
-from thor.precondition import Direction, Form
 
 
 def with_bias(seed=0, inputs=9, count=40):

@@ -3,11 +3,11 @@ import numpy as np
 import pytest
 from mindspore import Tensor
 
-from thor import inverse, inverter
-from thor.algebra import BATCH_STEP
+from thor.curvature import block_inverse, inverter
+from thor.curvature.backends import BATCH_STEP
+from thor.curvature.factor import Factor
+from thor.curvature.inverter import Inverter, Job
 from thor.factors.blocks import Cut
-from thor.inverter import Inverter, Job
-from thor.layers import Factor
 
 METHODS = ("lapack", "cholesky", "newton-schulz")
 
@@ -16,8 +16,8 @@ def run(method, blocks, damping):
     """(inverses, trusted) as NumPy, compiled where the method is a graph."""
     blocks, damping = np.asarray(blocks, np.float32), np.asarray(damping, np.float32)
     if method == "lapack":
-        return inverse.invert_on_host(blocks, damping)
-    kernel = inverse.invert_by_cholesky if method == "cholesky" else inverse.invert_by_newton_schulz
+        return block_inverse.invert_on_host(blocks, damping)
+    kernel = block_inverse.invert_by_cholesky if method == "cholesky" else block_inverse.invert_by_newton_schulz
     found, trusted = kernel(Tensor(blocks), Tensor(damping))
     return found.asnumpy(), trusted.asnumpy() > 0
 
@@ -172,7 +172,7 @@ def test_an_inverse_that_is_trusted_is_one(method, power):
     if power <= 4:
         assert trusted.all()
     if trusted.all() and method != "lapack":  # LAPACK is backward stable instead: its residual may be large
-        assert np.abs(blocks[0].astype(np.float64) @ found[0] - np.eye(8)).max() < 2 * inverse.RESIDUAL_LIMIT
+        assert np.abs(blocks[0].astype(np.float64) @ found[0] - np.eye(8)).max() < 2 * block_inverse.RESIDUAL_LIMIT
 
 
 def test_the_inverses_are_float32():

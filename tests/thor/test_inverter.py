@@ -5,9 +5,9 @@ import pytest
 from mindspore import Tensor
 
 from tests import reference
+from thor.curvature.factor import Factor, directions
+from thor.curvature.inverter import Inverter, Job
 from thor.factors.blocks import BlockPlan
-from thor.inverter import Inverter, Job
-from thor.layers import Factor, directions
 
 DIM, ROWS = 10, 40
 METHODS = ("lapack", "cholesky", "newton-schulz")

@@ -3,7 +3,7 @@ import pytest
 from mindspore import Tensor
 
 from tests import reference
-from thor.precondition import Direction, Form
+from thor.curvature.direction import Direction, Form
 
 RNG = np.random.default_rng(7)
 

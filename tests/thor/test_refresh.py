@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests import reference
-from thor.refresh import Decision, TraceRule, damped_trace, pi_split
+from thor.curvature.damping import damped_trace, pi_split
+from thor.curvature.trace_rule import Decision, TraceRule
 
 TRACES = st.floats(1e-6, 1e6)
 THRESHOLDS = st.tuples(st.floats(0, 1), st.floats(0, 1)).map(sorted)

@@ -19,12 +19,12 @@ from mindspore import Tensor, nn, ops
 
 from first_order.checks import number
 from thor.capture.targets import Target, find_targets, skip_patterns
+from thor.curvature.damping import pi_split
 from thor.factors.blocks import BlockPlan, Cut, check_int, even_cut
 from thor.profile import gather, spectral, timing
 from thor.profile.choice import check_candidates, default_candidates
 from thor.profile.layer_plan import block_seconds
 from thor.profile.records import FactorMeasure, LayerMeasure, Profile, RefreshMeasure
-from thor.refresh import pi_split
 from thor.runtime import device
 
 SPLITS_MEASURED = ("block", "block+mean", "block+rank")

@@ -149,7 +149,7 @@ def solve_damped(block: Array, damping: float, right: Array) -> Array:
 
 
 def _directions(factor: Array, cut: Cut, mean: Array | None) -> Array | None:
-    """U [c, r, d]: the mean, or the Nystroem form of the dominant subspace (see thor/layers.py)."""
+    """U [c, r, d]: the mean, or the Nystroem form of the dominant subspace (see thor/curvature/layer.py)."""
     if not cut.rank:
         return None
     if cut.split == "block+mean":

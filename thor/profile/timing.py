@@ -17,9 +17,9 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor
 
+from thor.curvature.factor import Factor
+from thor.curvature.inverter import Inverter, Job
 from thor.factors.blocks import BlockPlan, Cut, numbers_in
-from thor.inverter import Inverter, Job
-from thor.layers import Factor
 
 MIN_REPEATS, MAX_REPEATS = 7, 100
 SECONDS_PER_SIZE = 0.3

@@ -10,11 +10,11 @@ from tests import reference
 from tests.networks import Mixed, Mlp, batch, images, squared_error, values
 from thor import BlockPlan
 from thor.capture.targets import find_targets
+from thor.curvature.damping import pi_split
 from thor.factors.blocks import SPLITS
 from thor.profile import gather, profiler, spectral, timing
 from thor.profile.profiler import Task, measure
 from thor.profile.records import Profile
-from thor.refresh import pi_split
 from thor.runtime import device
 
 pytestmark = pytest.mark.usefixtures("quick")

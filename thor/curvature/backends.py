@@ -12,8 +12,8 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, ops
 
-from thor import inverse
-from thor.layers import Factor
+from thor.curvature import block_inverse
+from thor.curvature.factor import Factor
 
 BATCH_STEP = 16  # device batches are padded to a multiple of this, so that few shapes are compiled
 
@@ -39,7 +39,7 @@ class HostAlgebra:
 
     def invert(self, stacks: Sequence[np.ndarray], damping: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
         """The inverses of each stack, and one flag for each of all their blocks that says whether to trust it."""
-        inverses, trusted = inverse.invert_on_host(np.concatenate(stacks), damping)
+        inverses, trusted = block_inverse.invert_on_host(np.concatenate(stacks), damping)
         return apart(inverses, stacks), trusted
 
     def times(self, stacks: Sequence[np.ndarray], thin: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -75,11 +75,11 @@ class DeviceAlgebra:
     def __init__(self, method: str):
         @ms.jit
         def cholesky(blocks, damping):
-            return inverse.invert_by_cholesky(blocks, damping)
+            return block_inverse.invert_by_cholesky(blocks, damping)
 
         @ms.jit
         def newton_schulz(blocks, damping):
-            return inverse.invert_by_newton_schulz(blocks, damping)
+            return block_inverse.invert_by_newton_schulz(blocks, damping)
 
         self._inverse = cholesky if method == "cholesky" else newton_schulz
         self._careful = newton_schulz

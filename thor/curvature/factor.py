@@ -1,4 +1,4 @@
-"""The state of captured layers as named Parameters: two clocks, kept apart.
+"""The state of one Kronecker factor as named Parameters: two clocks, kept apart.
 
 A :class:`Factor` holds an *estimate* (running averages, refreshed at every curvature step) and a *cache* (the damped
 inverse, refreshed when the trace rule says so). Both are Parameters, so a checkpoint restores them exactly.
@@ -11,35 +11,24 @@ inverse, refreshed when the trace rule says so). Both are Parameters, so a check
                s      [c, n b, r]    Woodbury: (D + U^T U)^-1 = D^-1 - s t
                t      [c, r, n b]
 
-Where a bias stands apart (blocks.py), beside and probe have n b + 1 rows, and the inverse is bordered:
+Where a bias stands apart (thor/factors/blocks.py), beside and probe have n b + 1 rows, and the inverse is bordered:
 
     [[D^-1 - s t_x,  s h],    with t = [t_x, t_b] of [c, r + 1, n b], and bias_inverse = [h, m] of [c, r + 1, 1]
      [       - t_b,    m]]
 
-Where a cut keeps its inverse whole (blocks.py), inverse is D^-1 - s t multiplied out, bordered if need be: [c, 1, dim,
-dim], without padding; s and t hold nothing then.
+Where a cut keeps its inverse whole (thor/factors/blocks.py), inverse is D^-1 - s t multiplied out, bordered if need be:
+[c, 1, dim, dim], without padding; s and t hold nothing then.
 """
 
 from __future__ import annotations
 
-import math
 import zlib
-from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
-from mindspore import Parameter, nn
+from mindspore import Parameter
 
-from thor.capture.attach import attach
-from thor.capture.targets import Target
-from thor.factors.blocks import BlockPlan, Cut, diagonal_cut
-from thor.precondition import Direction, DirectionElsewhere, Form
-from thor.refresh import damped_trace, pi_split
-from thor.runtime.graph_ops import shared
+from thor.factors.blocks import Cut
 from thor.runtime.parameters import parameter
-
-#: Calls a step, on the average, below which a layer's factors are of steps long gone, and too small by as much.
-MIN_USES = 0.05
 
 
 class Factor:
@@ -181,128 +170,3 @@ def directions(factor: Factor) -> np.ndarray | None:
     keep = values > 1e-6 * np.maximum(values[:, -1:], 1e-300)
     roots = np.where(keep, 1.0 / np.sqrt(np.where(keep, values, 1.0)), 0.0)
     return roots[:, :, None] * (vectors.transpose(0, 2, 1) @ beside.transpose(0, 2, 1))
-
-
-class Layer:
-    """A captured layer: its weights, its two factors, its ports."""
-
-    def __init__(self, target: Target, plan: BlockPlan, *, held: bool = True, share: float = 1.0):
-        self.held = held
-        self.name, self.kind, self.cells = target.name, target.kind, target.cells
-        self.weight, self.bias, self.copies = target.weight, target.bias, target.copies
-        a_cut, g_cut = cuts_of(target, plan)
-        no_dense_a, no_dense_g = target.kind not in ("dense", "conv"), target.kind.startswith("norm")
-        self.a = Factor(f"{target.name}.a", a_cut, target.copies, diagonal=no_dense_a, held=held)
-        self.g = Factor(f"{target.name}.g", g_cut, target.copies, diagonal=no_dense_g, held=held)
-        # A of an embedding stands for the rows of its table, in any other layer for the columns of the weight
-        self.rows, self.columns = (self.a, self.g) if target.kind in ("embedding", "tied") else (self.g, self.a)
-        #: G alone is inverted, with the whole damping; A is 1 and stays so
-        self.single = target.kind.startswith("norm")
-        self.powers = _scale_powers(target.kind, g_cut)
-        # of a convolution whose A is cut: its kernel positions, if they come first in A's order
-        area = math.prod(self.weight.shape[2:])
-        self.positions = area if plan.order == "position" and self.a.cut.count > 1 else 1
-        self.ports: list[Any] = attach(
-            target, self.a.cut, self.g.cut, self.a.port_parameters, self.g.port_parameters,
-            "position" if self.positions > 1 else "channel", share,
-        )  # fmt: skip
-
-    @property
-    def port_parameters(self) -> tuple[Parameter, ...]:
-        """(blocks, probe, uses) of A, then of G."""
-        return (*self.a.port_parameters, *self.g.port_parameters)
-
-    @property
-    def estimates(self) -> tuple[Parameter, ...]:
-        """Where the fresh statistics go, in the same order."""
-        return (*self.a.estimates, *self.g.estimates)
-
-    @property
-    def caches(self) -> tuple[Parameter, ...]:
-        """(inverse, s, t) of A, or what stands for the columns of the weight, of the rows', and A's of a bias apart."""
-        apart = () if self.a.bias_inverse is None else (self.a.bias_inverse,)
-        return (*self.columns.cache[:3], *self.rows.cache[:3], *apart)
-
-    def direction(self) -> nn.Cell:
-        """What makes directions of this layer's gradients, one Cell for all layers of one form."""
-        if not self.held:
-            return shared(DirectionElsewhere)
-        form = Form(tuple(self.weight.shape), self.weight.dtype, self.bias is not None, self.copies, self.positions,
-                    self.columns.cache_shapes, self.rows.cache_shapes)  # fmt: skip
-        return shared(Direction, form)
-
-    @property
-    def bytes(self) -> int:
-        """Memory of the layer's curvature state."""
-        return sum(p.nbytes for f in (self.a, self.g) for p in f.parameters)
-
-    @property
-    def cost(self) -> float:
-        """Relative cost of gathering and inverting the factors: what a stopped layer saves."""
-        return float(sum(f.copies * f.cut.count * f.cut.size**3 for f in (self.a, self.g)))
-
-    @property
-    def used(self) -> bool:
-        """Whether the network has called it in more than a few of the steps that its factors are averages over.
-
-        A compiled graph does not call an input's port on a constant, and of its factor nothing is known either.
-        """
-        return all(float(factor.uses.asnumpy()[0]) > MIN_USES for factor in (self.a, self.g))
-
-    def traces(self) -> np.ndarray:
-        """Of the estimates: those of A's copies, then those of G's."""
-        return np.concatenate([self.a.traces(), self.g.traces()])
-
-    def damped_trace(self, damping: float, traces: np.ndarray) -> float:
-        """The damped trace of the layer's Fisher block, from those of its factors [2, c].
-
-        Groups are blocks of their own, so their traces add up.
-        """
-        if self.single:
-            return float(traces[1].sum()) + damping * self.g.cut.dim
-        return sum(damped_trace(damping, a, g, self.a.cut.dim, self.g.cut.dim) for a, g in traces.T.tolist())
-
-    def dampings(self, damping: float, traces: np.ndarray) -> dict[Factor, np.ndarray]:
-        """What is added to each factor that is inverted, one number a copy: ``damping`` split by pi."""
-        if self.single:
-            return {self.g: np.full(self.copies, damping, np.float32)}
-        parts = [pi_split(damping, a, g, self.a.cut.dim, self.g.cut.dim) for a, g in traces.T.tolist()]
-        of_a, of_g = np.array(parts, np.float32).T
-        return {self.a: of_a, self.g: of_g}
-
-    def fingerprint(self) -> str:
-        """What a checkpoint of this layer's state must agree with."""
-        order = f":{self.positions}" if self.positions > 1 else ""
-        return f"{self.name}:{self.kind}:{self.copies}:{self.a.cut}:{self.g.cut}{order}"
-
-
-def by_layer(layers: Sequence[Layer], indices: Iterable[int], flat: np.ndarray) -> dict[int, np.ndarray]:
-    """Traces [2, c] (of A, of G) of the layers ``indices``, of such a flat array."""
-    found, first = {}, 0
-    for i in indices:
-        size = 2 * layers[i].copies
-        found[i] = flat[first : first + size].reshape(2, -1)
-        first += size
-    return found
-
-
-def cuts_of(target: Target, plan: BlockPlan) -> tuple[Cut, Cut]:
-    """How A and G of a layer are cut."""
-    if target.kind.startswith("norm"):
-        return diagonal_cut(1), diagonal_cut(target.g_dim)
-    g_cut = plan.cut(target.g_dim, target.name, "g", across=target.copies * target.a_dim)
-    if target.kind == "embedding":
-        return diagonal_cut(target.a_dim), g_cut
-    if target.kind == "tied":
-        # its sums are balanced with a square root, with which a mean would not scale
-        plain = Cut(g_cut.dim, g_cut.size, g_cut.count) if g_cut.split == "block+mean" else g_cut
-        return diagonal_cut(target.a_dim), plain
-    across = target.copies * target.g_dim
-    return plan.cut(target.a_dim, target.name, "a", bias=target.bias is not None, across=across), g_cut
-
-
-def _scale_powers(kind: str, g_cut: Cut) -> tuple[int, int, int]:
-    """Powers of the loss scale in the statistics (A's blocks, G's blocks, what stands beside G's)."""
-    if kind == "tied":
-        return 1, 1, 1
-    return 0, 2, 1 if g_cut.split == "block+mean" else 2

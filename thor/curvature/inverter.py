@@ -20,9 +20,9 @@ from typing import Any, Protocol
 import numpy as np
 from mindspore import Parameter, Tensor, ops
 
-from thor import inverse
-from thor.algebra import algebra_of, apart
-from thor.layers import Factor, assemble, directions, without_padding
+from thor.curvature import block_inverse
+from thor.curvature.backends import algebra_of, apart
+from thor.curvature.factor import Factor, assemble, directions, without_padding
 
 RETRIES = 5
 ESCALATION = 10.0
@@ -133,7 +133,8 @@ class Inverter:
         if stacks[0].shape[-1] > 1:
             return self.algebra.invert(stacks, damping)
         numbers = [self.algebra.to_host(blocks) for blocks in stacks]
-        inverses, trusted = inverse.reciprocals(np.concatenate(numbers), damping)  # of embeddings and normalisations
+        # the factors of embeddings and normalisations
+        inverses, trusted = block_inverse.reciprocals(np.concatenate(numbers), damping)
         return [self.algebra.from_host(each) for each in apart(inverses, numbers)], trusted
 
     def _store_bucket(self, jobs: list[Job]) -> None:
@@ -183,7 +184,7 @@ class Inverter:
         return s, np.linalg.inv((small + small.transpose(0, 2, 1)) / 2) @ s.transpose(0, 2, 1)
 
     def _bordered(self, job: Job, s: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """What acts on the inputs, s and t; the bias's row beneath t; and bias_inverse (layers.py)."""
+        """What acts on the inputs, s and t; the bias's row beneath t; and bias_inverse (factor.py)."""
         s, s_bias, t, t_bias = s[:, :-1], s[:, -1:], t[:, :, :-1], t[:, :, -1:]
         bias_inverse = np.concatenate([-t_bias, _of_bias_alone(job) - s_bias @ t_bias], 1)
         return s, np.concatenate([t, s_bias @ t], 1), bias_inverse
