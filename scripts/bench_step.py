@@ -37,9 +37,9 @@ from models.lenet import lenet5
 from models.resnet import resnet50
 from models.resnet_cifar import resnet8, resnet20
 from scripts.arguments import count, file_to_write
-from scripts.mean_over_ranks import mean_over_ranks
 from scripts.memory import peak_memory as own_peak
 from scripts.whole import write_results
+from thor.distributed.reduce import mean_over_ranks
 from thor.finite import looker
 from thor.options import gathered_every
 from thor.runtime.parameters import write

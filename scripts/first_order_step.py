@@ -9,8 +9,8 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
-from scripts.mean_over_ranks import Across, mean_over_ranks
 from scripts.settings import TrainSettings
+from thor.distributed.reduce import Across, mean_over_ranks
 from thor.finite import looker
 from thor.loss_scale import DynamicLossScale
 from thor.moving import MovingAverages

@@ -14,7 +14,7 @@ from scripts.errors import UserError
 from scripts.first_order_step import FirstOrderStep
 from scripts.schedules import over_updates
 from scripts.settings import OF_THOR_FOR_ADAM, ThorSettings, TrainSettings
-from thor.placement import Grid
+from thor.distributed.placement import Grid
 
 if TYPE_CHECKING:
     from thor import BlockPlan

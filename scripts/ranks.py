@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from scripts.config import validate
 from scripts.errors import UserError
 from scripts.settings import TrainSettings
-from thor.distributed import copy_first
+from thor.distributed.ranks import copy_first
 
 _SPLIT = 2**20  # a step number travels as two float32: each is exact below 2**24
 

@@ -3,7 +3,7 @@
 from thor import schedules
 from thor.capture.attach import detach
 from thor.curvature.trace_rule import Decision, RefreshRecord, TraceRule
-from thor.distributed import Sharing
+from thor.distributed.ranks import Sharing
 from thor.factors.blocks import BlockPlan
 from thor.loss_scale import DynamicLossScale
 from thor.optimizer import THOR

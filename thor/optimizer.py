@@ -18,8 +18,8 @@ from thor.curvature.factor import squeezed
 from thor.curvature.inverter import Inverter, Job
 from thor.curvature.layer import Layer, by_layer, cuts_of
 from thor.curvature.trace_rule import Decision, RefreshRecord, TraceRule
-from thor.distributed import Sharing, ranks_of_context
-from thor.exchange import PieceExchange, placement_of
+from thor.distributed.exchange import PieceExchange, placement_of
+from thor.distributed.ranks import Sharing, ranks_of_context
 from thor.inner import DEFAULT_MOMENTUM, inner_optimizer
 from thor.options import read_options
 from thor.profile import auto

@@ -10,7 +10,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn
 
 from thor.curvature.layer import Layer
-from thor.distributed import Ranks
+from thor.distributed.ranks import Ranks
 from thor.factors.blocks import numbers_in
 
 

@@ -18,9 +18,10 @@ from mindspore import Parameter, Tensor, nn, ops
 
 from first_order.optimizer import FirstOrder
 from thor.accumulation import Adder, Clearer, Values, accumulators
-from thor.agreement import refresh_alike, settings_to_share
 from thor.diagnose import all_finite, complaint, first_bad_layer
-from thor.distributed import Means, alone, copy_first, same_everywhere
+from thor.distributed.agreement import refresh_alike, same_everywhere, settings_to_share
+from thor.distributed.ranks import copy_first
+from thor.distributed.reduce import Means, alone
 from thor.factors.blocks import check_int
 from thor.finite import checker, in_one_thread
 from thor.moving import MovingAverages

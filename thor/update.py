@@ -7,7 +7,8 @@ import numpy as np
 from mindspore import ParameterTuple, nn, ops
 
 from thor.curvature.layer import Layer
-from thor.distributed import Ranks, Sums
+from thor.distributed.ranks import Ranks
+from thor.distributed.reduce import Sums
 from thor.finite import probe
 from thor.runtime.graph_ops import entries_of, over, reshaped
 

@@ -16,7 +16,7 @@ from scripts.training import train
 from tests.msrun import run_job
 from tests.scripts.test_training import last_tensors, quiet
 from tests.scripts.tiny import tiny_settings
-from thor import distributed
+from thor.distributed import ranks as device_ranks
 
 pytestmark = pytest.mark.slow
 
@@ -71,7 +71,7 @@ def test_parameters_are_averaged_and_copied(monkeypatch):
 
     with_other(monkeypatch, [3.0, 6.0, 1.0])
     first = iter([[[7.0, 8.0]], 9.0])
-    monkeypatch.setattr(distributed.ops, "Broadcast", lambda root: lambda sent: (Tensor(np.float32(next(first))),))
+    monkeypatch.setattr(device_ranks.ops, "Broadcast", lambda root: lambda sent: (Tensor(np.float32(next(first))),))
     mine = parameters()
     ranks.Ranks(1, 2).average(mine)
     assert [p.asnumpy().tolist() for p in mine] == [[[2.0, 4.0]], 3.0]

@@ -9,9 +9,9 @@ from mindspore import nn
 import first_order
 import thor
 from tests.networks import Mlp, batch, make
-from thor.agreement import refresh_alike, settings_to_share
 from thor.curvature.trace_rule import Decision
-from thor.distributed import Ranks, same_everywhere
+from thor.distributed.agreement import refresh_alike, same_everywhere, settings_to_share
+from thor.distributed.ranks import Ranks
 
 
 class Told(Ranks):

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from mindspore import Parameter, Tensor
 
-from thor import distributed
-from thor.distributed import ranks_of_context
+from thor.distributed import ranks
+from thor.distributed.ranks import ranks_of_context
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_what_ranks_copy_is_the_same_to_the_bit_whatever_its_type(monkeypatch):
 
         return send
 
-    monkeypatch.setattr(distributed.ops, "Broadcast", broadcast)
+    monkeypatch.setattr(ranks.ops, "Broadcast", broadcast)
     values = {
         "float32": np.float32([0.1, -2.0]),
         "int32": np.int32([7, -8]),
@@ -49,7 +49,7 @@ def test_what_ranks_copy_is_the_same_to_the_bit_whatever_its_type(monkeypatch):
         "bool": np.array([True, False, True]),
     }
     parameters = [Parameter(Tensor(value), name=name) for name, value in values.items()]
-    distributed.copy_first(parameters)
+    ranks.copy_first(parameters)
     assert set(sent) == {ms.float32, ms.int32}
     for parameter, value in zip(parameters, values.values(), strict=True):
         assert parameter.asnumpy().dtype == value.dtype and parameter.shape == value.shape

@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thor.packing import packed, packed_length, runs, triangle, unpacked
+from thor.distributed.packing import packed, packed_length, runs, triangle, unpacked
 
 
 @given(st.integers(1, 20), st.integers(1, 5))

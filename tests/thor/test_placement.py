@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from thor.placement import PER, FactorWork, Grid, Piece, divisors, place
+from thor.distributed.placement import PER, FactorWork, Grid, Piece, divisors, place
 
 
 @st.composite

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 from first_order.checks import number
+from thor.distributed.placement import PER, Grid, Placement, place
 from thor.factors.blocks import check_int
-from thor.placement import PER, Grid, Placement, place
 from thor.scale.network import Network
 from thor.scale.workload import LayerLoad
 
@@ -37,7 +37,7 @@ class Settings:
         interval: steps from one refresh to the next.
         factor_interval: steps from one gathering to the next.
         overlap: share of the gradients' all-reduce that hides behind the backward pass.
-        per: what one rank inverts whole (see :func:`thor.placement.place`).
+        per: what one rank inverts whole (see :func:`thor.distributed.placement.place`).
     """
 
     step_ms: float

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from thor.distributed.packing import packed_length
+from thor.distributed.placement import FactorWork, block_cost
 from thor.factors.blocks import BlockPlan, Cut, numbers_in
-from thor.packing import packed_length
-from thor.placement import FactorWork, block_cost
 from thor.profile.layer_plan import block_seconds
 from thor.profile.records import FactorMeasure, Profile
 

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from thor.curvature.inverter import Job
-from thor.distributed import Ranks
+from thor.distributed.packing import packed, packed_length, unpacked
+from thor.distributed.placement import FactorWork, Piece, Placement, block_cost, place
+from thor.distributed.ranks import Ranks
 from thor.factors.blocks import Cut
-from thor.packing import packed, packed_length, unpacked
-from thor.placement import FactorWork, Piece, Placement, block_cost, place
 
 logger = logging.getLogger("thor")
 

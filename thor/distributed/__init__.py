@@ -1,0 +1,1 @@
+"""Who inverts what in a data-parallel job, and how ranks exchange it."""
