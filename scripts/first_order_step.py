@@ -12,9 +12,9 @@ from mindspore import Parameter, Tensor, nn, ops
 from scripts.settings import TrainSettings
 from thor.distributed.reduce import Across, mean_over_ranks
 from thor.finite import looker
-from thor.loss_scale import DynamicLossScale
 from thor.moving import MovingAverages
 from thor.runtime.graph_ops import over, scaled
+from thor.settings.loss_scale import DynamicLossScale
 from thor.update import dot
 
 Compiled = Callable[..., Any]

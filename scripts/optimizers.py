@@ -174,7 +174,7 @@ def thor_rate(settings: TrainSettings, updates_per_epoch: float) -> Callable[[in
 
 def thor_damping(settings: TrainSettings, updates_per_epoch: float) -> Any:
     """A constant, a schedule, or the published exponential decay."""
-    from thor.schedules import ExponentialDamping
+    from thor.settings.schedules import ExponentialDamping
 
     own = settings.thor
     if own.damping_schedule is not None:

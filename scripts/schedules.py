@@ -17,7 +17,7 @@ def over_updates(initial: float, schedule: Schedule, epochs: int, updates_per_ep
     if schedule.end_update is not None:
         end_epoch = schedule.end_update / updates_per_epoch
     if schedule.shape == "thor":
-        from thor.schedules import PolynomialRate
+        from thor.settings.schedules import PolynomialRate
 
         return PolynomialRate(
             initial, schedule.power, end_epoch, max(1, round(updates_per_epoch)), tuple(schedule.halve_at)

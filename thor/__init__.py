@@ -1,15 +1,15 @@
 """A second-order optimizer toolkit for MindSpore, centred on THOR."""
 
-from thor import schedules
 from thor.capture.attach import detach
 from thor.curvature.trace_rule import Decision, RefreshRecord, TraceRule
 from thor.distributed.ranks import Sharing
 from thor.factors.blocks import BlockPlan
-from thor.loss_scale import DynamicLossScale
 from thor.optimizer import THOR
 from thor.records import LayerRecord
 from thor.runtime import device
-from thor.schedules import ExponentialDamping, GrowingInterval, PolynomialRate
+from thor.settings import schedules
+from thor.settings.loss_scale import DynamicLossScale
+from thor.settings.schedules import ExponentialDamping, GrowingInterval, PolynomialRate
 from thor.train import TrainStep
 
 __version__ = "0.1.0"

@@ -22,7 +22,7 @@ from scripts.recorder import read_metrics
 from scripts.training import CHECKPOINTS, _moved, train
 from tests.scripts.test_training import interrupt_at, last_tensors, quiet, without_times
 from tests.scripts.tiny import tiny_settings
-from thor.loss_scale import DynamicLossScale
+from thor.settings.loss_scale import DynamicLossScale
 
 
 def test_average_follows_its_formula_and_swaps_in_place():

@@ -5,7 +5,7 @@ from mindspore import nn
 
 import thor
 from tests.networks import Mlp, batch, gradients, make, squared_error, values
-from thor import loss_scale
+from thor.settings import loss_scale
 
 
 def scale_of(optimizer):

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from mindspore import nn
 
 import thor
-from thor.schedules import HostSchedule
+from thor.settings.schedules import HostSchedule
 
 STEPS = 5004  # per epoch: ImageNet at a global batch of 256
 

@@ -11,7 +11,7 @@ from thor.capture.targets import skip_patterns
 from thor.curvature.trace_rule import TraceRule
 from thor.factors.blocks import BlockPlan, check_int
 from thor.profile.records import Profile, ProfileError
-from thor.schedules import HostSchedule
+from thor.settings.schedules import HostSchedule
 
 DEFAULT_BLOCK_SIZE = 128
 WEIGHT_DECAY_MODES = ("coupled", "decoupled")

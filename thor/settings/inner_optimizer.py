@@ -11,8 +11,8 @@ from mindspore import nn
 
 import first_order
 from first_order.checks import number
-from thor.options import Options
-from thor.schedules import HostSchedule
+from thor.settings.options import Options
+from thor.settings.schedules import HostSchedule
 
 DEFAULT_MOMENTUM = 0.9
 #: Optimizers whose step is learning rate x direction, through momentum at the most: that is what ``clip`` bounds.

@@ -1,0 +1,1 @@
+"""What a user sets, checked: options, schedules, loss scale, the inner optimizer."""
