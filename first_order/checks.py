@@ -104,3 +104,12 @@ def supplier_of(name: str, value: Any, check: Callable[[str, Any], float]) -> Ca
         return check(name, value())
 
     return read
+
+
+def check_int(name: str, value: object, low: int, hint: str = "") -> int:
+    """``value`` as an int of at least ``low``, or an error with name, value and what is allowed."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an int, but got {value!r} of type {type(value).__name__}{hint}")
+    if value < low:
+        raise ValueError(f"{name} must be at least {low}, but got {value}{hint}")
+    return value

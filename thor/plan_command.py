@@ -12,8 +12,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from first_order.checks import number
-from thor.factors.blocks import SPLITS, BlockPlan, check_int
+from first_order.checks import check_int, number
+from thor.factors.blocks import SPLITS, BlockPlan
 from thor.profile.records import Profile
 from thor.runtime.json_files import parse
 from thor.scale import report

@@ -16,13 +16,13 @@ from typing import Any
 import mindspore as ms
 from mindspore import Parameter, Tensor, nn, ops
 
+from first_order.checks import check_int
 from first_order.optimizer import FirstOrder
 from thor.accumulation import Adder, Clearer, Values, accumulators
 from thor.diagnose import all_finite, complaint, first_bad_layer
 from thor.distributed.agreement import refresh_alike, same_everywhere, settings_to_share
 from thor.distributed.ranks import copy_first
 from thor.distributed.reduce import Means, alone
-from thor.factors.blocks import check_int
 from thor.finite import checker, in_one_thread
 from thor.moving import MovingAverages
 from thor.optimizer import RECOMPILE_SHARE, THOR

@@ -19,8 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from first_order.checks import number
-from thor.factors.blocks import check_int
+from first_order.checks import check_int, number
 
 
 class Decision(Enum):

@@ -22,8 +22,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from first_order.checks import number
-from thor.factors.blocks import check_int
+from first_order.checks import check_int, number
 
 SIDES = ("a", "g")
 PER = ("layer", "factor", "block")

@@ -23,6 +23,8 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from first_order.checks import check_int
+
 SPLITS = ("block", "block+mean", "block+rank")
 #: In which order a convolution's input coordinates stand before they are cut: which ones share a block.
 ORDERS = ("channel", "position")
@@ -100,15 +102,6 @@ def numbers_in(shapes: Iterable[tuple[int, ...]]) -> int:
 def diagonal_cut(dim: int) -> Cut:
     """A factor of which only the diagonal is kept: blocks of one."""
     return Cut(dim, 1, dim)
-
-
-def check_int(name: str, value: object, low: int, hint: str = "") -> int:
-    """``value`` as an int of at least ``low``, or an error with name, value and what is allowed."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be an int, but got {value!r} of type {type(value).__name__}{hint}")
-    if value < low:
-        raise ValueError(f"{name} must be at least {low}, but got {value}{hint}")
-    return value
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from thor.factors.blocks import check_int
+from first_order.checks import check_int
 
 LARGEST_CANDIDATE = 2048
 

@@ -17,10 +17,10 @@ import numpy as np
 import scipy
 from mindspore import Tensor, nn, ops
 
-from first_order.checks import number
+from first_order.checks import check_int, number
 from thor.capture.targets import Target, find_targets, skip_patterns
 from thor.curvature.damping import pi_split
-from thor.factors.blocks import BlockPlan, Cut, check_int, even_cut
+from thor.factors.blocks import BlockPlan, Cut, even_cut
 from thor.profile import gather, spectral, timing
 from thor.profile.choice import check_candidates, default_candidates
 from thor.profile.layer_plan import block_seconds

@@ -15,7 +15,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from thor.factors.blocks import ORDERS, SPLITS, BlockPlan, check_int
+from first_order.checks import check_int
+from thor.factors.blocks import ORDERS, SPLITS, BlockPlan
 from thor.profile.choice import Crossing, choose, kept_shares, performances
 from thor.profile.timing import FactorShape, Timing, floor_reaches, shapes_of_layer
 from thor.runtime.json_files import parse

@@ -20,8 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from first_order.checks import number
-from thor.factors.blocks import check_int
+from first_order.checks import check_int, number
 from thor.runtime.json_files import parse
 
 COLLECTIVES = ("all_reduce", "all_gather")

@@ -15,9 +15,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
-from first_order.checks import number
+from first_order.checks import check_int, number
 from thor.distributed.placement import PER, Grid, Placement, place
-from thor.factors.blocks import check_int
 from thor.scale.network import Network
 from thor.scale.workload import LayerLoad
 

@@ -10,8 +10,7 @@ from typing import Any
 import mindspore as ms
 import numpy as np
 
-from first_order.checks import number
-from thor.factors.blocks import check_int
+from first_order.checks import check_int, number
 
 #: A scale is a float32: a larger one would be infinite, and with it every gradient at every step.
 LARGEST = float(np.finfo(np.float32).max)

@@ -6,10 +6,10 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from first_order.checks import flag, number
+from first_order.checks import check_int, flag, number
 from thor.capture.targets import skip_patterns
 from thor.curvature.trace_rule import TraceRule
-from thor.factors.blocks import BlockPlan, check_int
+from thor.factors.blocks import BlockPlan
 from thor.profile.records import Profile, ProfileError
 from thor.settings.schedules import HostSchedule
 
