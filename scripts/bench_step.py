@@ -40,9 +40,9 @@ from scripts.arguments import count, file_to_write
 from scripts.memory import peak_memory as own_peak
 from scripts.whole import write_results
 from thor.distributed.reduce import mean_over_ranks
-from thor.finite import looker
 from thor.runtime.parameters import write
 from thor.settings.options import gathered_every
+from thor.step.finite_check import looker
 
 NEVER = 2**31 - 1
 SPIN_UP = 2  # steps of each kind that compile and warm up

@@ -11,11 +11,10 @@ from mindspore import Parameter, Tensor, nn, ops
 
 from scripts.settings import TrainSettings
 from thor.distributed.reduce import Across, mean_over_ranks
-from thor.finite import looker
-from thor.moving import MovingAverages
-from thor.runtime.graph_ops import over, scaled
+from thor.runtime.graph_ops import dot, over, scaled
 from thor.settings.loss_scale import DynamicLossScale
-from thor.update import dot
+from thor.step.finite_check import looker
+from thor.step.moving_averages import MovingAverages
 
 Compiled = Callable[..., Any]
 

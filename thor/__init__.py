@@ -10,7 +10,7 @@ from thor.runtime import device
 from thor.settings import schedules
 from thor.settings.loss_scale import DynamicLossScale
 from thor.settings.schedules import ExponentialDamping, GrowingInterval, PolynomialRate
-from thor.train import TrainStep
+from thor.train_step import TrainStep
 
 __version__ = "0.1.0"
 __all__ = [

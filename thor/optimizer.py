@@ -13,6 +13,7 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from thor.capture.attach import detach, left_as_found, tapped_cells
 from thor.capture.integrity import Structure
 from thor.capture.targets import LeftOut, Target, find_targets, keep_optimized
+from thor.checkpoint import gathered_state, load_state, plan_parameter
 from thor.curvature.factor import squeezed
 from thor.curvature.inverter import Inverter, Job
 from thor.curvature.layer import Layer, by_layer, cuts_of
@@ -21,13 +22,12 @@ from thor.distributed.exchange import PieceExchange, placement_of
 from thor.distributed.ranks import Sharing, ranks_of_context
 from thor.profile import auto
 from thor.profile.records import Profile
-from thor.records import LayerRecord, describe_optimizer, log_layers, plan_parameter, report_unused
+from thor.records import LayerRecord, describe_optimizer, log_layers, report_unused
 from thor.runtime import convolution, device
 from thor.runtime.parameters import float_parameter, int_parameter, read, write
 from thor.settings import loss_scale as scales
 from thor.settings.inner_optimizer import DEFAULT_MOMENTUM, inner_optimizer
 from thor.settings.options import read_options
-from thor.state import gathered_state, load_state
 
 logger = logging.getLogger("thor")
 

@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from mindspore import Parameter, Tensor
-
 from thor.capture.targets import LeftOut
-from thor.curvature.layer import Layer
-from thor.factors.blocks import BlockPlan
 
 logger = logging.getLogger("thor")
-
-_PLAN_BYTES = 256
-_LAYERS_TOLD_APART = 512  # four bytes each; of more layers a checkpoint says only that they differ
 
 
 @dataclass(frozen=True)
@@ -55,69 +45,6 @@ def log_layers(records: list[LayerRecord], left_out: list[LeftOut]) -> None:
         )  # fmt: skip
     if left_out:
         logger.info("not captured, plain gradient: %s", "; ".join(f"{x.name}: {x.reason}" for x in left_out))
-
-
-def describe_plan(plan: BlockPlan, layers: list[Layer]) -> str:
-    """The plan and all layers in one short JSON line that travels in the checkpoint."""
-    fingerprints = "|".join(layer.fingerprint() for layer in layers)
-    return json.dumps(
-        {
-            "block_size": plan.block_size,
-            "split": plan.split,
-            "rank": plan.rank,
-            "order": plan.order,
-            "exceptions": len(plan.layers),
-            "layers": len(layers),
-            "first": layers[0].name[:20],
-            "hash": zlib.crc32(fingerprints.encode()),
-        }
-    )
-
-
-def plan_parameter(plan: BlockPlan, layers: list[Layer], undecided: Callable[[], bool]) -> Parameter:
-    """The line of :func:`describe_plan` and a checksum of each layer: refuses to be loaded with other ones.
-
-    It stands first among an optimizer's Parameters, so that another optimizer's checkpoint changes nothing. While
-    ``undecided()``, nothing can be loaded: the first step would begin anew with the plan it chooses.
-    """
-    text, prints = describe_plan(plan, layers), [layer.fingerprint() for layer in layers]
-    sums = np.zeros(_LAYERS_TOLD_APART, "<u4")
-    known = prints[:_LAYERS_TOLD_APART]
-    sums[: len(known)] = [zlib.crc32(each.encode()) for each in known]
-    own = np.frombuffer(text.encode().ljust(_PLAN_BYTES) + sums.tobytes(), np.uint8)
-    parameter = Parameter(Tensor(own.copy()), name="thor.plan", requires_grad=False)
-    write = parameter.set_data
-
-    def checked(data: Tensor, *options: Any) -> Parameter:
-        stored = data.asnumpy().tobytes()
-        line = stored[:_PLAN_BYTES].decode(errors="replace").rstrip()
-        if undecided():
-            raise ValueError(
-                "block_size='auto' has not chosen a block size yet, so no checkpoint can be loaded: take one step "
-                f"first, or give the plan that the checkpoint was made with ({line})"
-            )
-        if stored != own.tobytes():
-            theirs = np.frombuffer(stored[_PLAN_BYTES:], "<u4")
-            other = next((mine for mine, one, two in zip(known, sums, theirs, strict=False) if one != two), None)
-            raise ValueError(f"the checkpoint belongs to another optimizer: {_plan_differences(line, text, other)}")
-        return write(data, *options)
-
-    object.__setattr__(parameter, "set_data", checked)
-    return parameter
-
-
-def _plan_differences(stored: str, own: str, other: str | None) -> str:
-    """What differs between a checkpoint's line and this optimizer's, in words; ``other`` is a layer not like theirs."""
-    try:
-        theirs, ours = json.loads(stored), json.loads(own)
-    except json.JSONDecodeError:
-        return "its plan cannot be read"
-    found = [f"{k} {theirs.get(k)!r} there, {ours[k]!r} here" for k in ours if theirs.get(k) != ours[k] and k != "hash"]
-    if found:
-        return ", ".join(found)
-    if other is None:
-        return "its layers differ in name, size or cut"
-    return f"the first layer that differs in name, size or cut is here {other}"
 
 
 def describe_optimizer(optimizer: Any, options: Any, method: str) -> str:

@@ -6,10 +6,10 @@ import pytest
 from mindspore import Tensor
 
 from tests.networks import Mlp, batch, make, values
-from thor import finite
 from thor.runtime import device
+from thor.step import finite_check
 
-LOOKS = {"squares": finite.half_square, "sum": finite.total}
+LOOKS = {"squares": finite_check.half_square, "sum": finite_check.total}
 BAD = {"nan": [np.nan], "inf": [np.inf], "-inf": [-np.inf], "inf and -inf": [np.inf, -np.inf]}
 
 
@@ -39,7 +39,7 @@ def test_a_training_is_the_same_bit_for_bit_whatever_kernel_looks(accumulate, mo
     found = []
     for quickly in (True, False):
         monkeypatch.setattr(device, "squares_quickly", lambda quickly=quickly: quickly)
-        assert finite.probe() is LOOKS["squares" if quickly else "sum"]
+        assert finite_check.probe() is LOOKS["squares" if quickly else "sum"]
         net = Mlp()
         optimizer, step = make(net, momentum=0.9, interval=2, accumulate=accumulate)
         losses = []

@@ -6,8 +6,8 @@ import pytest
 from mindspore import Tensor, nn
 
 from tests.networks import Mixed, Mlp, batch, images, make, squared_error, values
-from thor import moving
 from thor.runtime import device
+from thor.step import moving_averages
 
 
 @pytest.fixture(params=["squares", "sum"])
@@ -215,7 +215,7 @@ def test_moving_averages_that_were_loaded_are_what_a_bad_batch_is_mended_by():
 
 def test_what_a_bad_batch_is_mended_by_is_renewed(monkeypatch):
     """Late in a long training the averages of its first step would be a network of their own."""
-    monkeypatch.setattr(moving, "EVERY", 5)
+    monkeypatch.setattr(moving_averages, "EVERY", 5)
     net = Mixed()
     _, step = make(net)
     x, y = images()
@@ -239,7 +239,7 @@ def test_the_error_after_too_many_bad_steps_leaves_them_finite_too():
 
 def test_a_copy_that_is_due_in_the_middle_of_a_bad_step_is_not_of_what_is_bad(monkeypatch):
     """The second of three micro-batches is bad, and the third is when copies are made."""
-    monkeypatch.setattr(moving, "EVERY", 5)
+    monkeypatch.setattr(moving_averages, "EVERY", 5)
     net = Mixed()
     _, step = make(net, accumulate=3)
     x, y = images()

@@ -10,12 +10,13 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import mindspore as ms
 import numpy as np
 from mindspore import Tensor, ops
 
 #: ``over(function, tuple, ...)`` is the tuple of results; what else a function needs, ``ops.partial`` gives it first.
 over = ops.Map()
-_slice = ops.Slice()
+_cast, _product, _slice = ops.Cast(), ops.MatMul(), ops.Slice()
 _gather = ops.Gather()
 #: ``reshaped(x, shape)``: the operator, where ``x.reshape`` costs the compiler half as much again.
 reshaped = ops.Reshape()
@@ -67,3 +68,26 @@ def _order_of_rows(outer: int, first: int, second: int) -> Tensor:
 def entries_of(x: Any, first: int, count: int) -> Any:
     """x[first:first + count] of a vector."""
     return _slice(x, (first,), (count,))
+
+
+def entry(values, index):
+    """One of a tuple."""
+    return values[index]
+
+
+def of_two(values, first, second):
+    """An entry of one of a tuple of tuples."""
+    return values[first][second]
+
+
+def times(factor, value):
+    """The value scaled, in its own type; multiplied in float32, for in float16 a factor of 2^-25 is none."""
+    if value.dtype == ms.float16 or value.dtype == ms.bfloat16:
+        return _cast(_cast(value, ms.float32) * factor, value.dtype)
+    return value * factor.astype(value.dtype)
+
+
+def dot(x, y):
+    """<x, y> over all entries, float32."""
+    x, y = reshaped(_cast(x, ms.float32), (1, -1)), reshaped(_cast(y, ms.float32), (-1, 1))
+    return reshaped(_product(x, y), ())

@@ -1,4 +1,4 @@
-"""The compiled parts of a step: averaging fresh statistics into the estimates, and moving the weights."""
+"""The compiled end of a step: gradients are preconditioned, and the inner optimizer moves the weights."""
 
 from __future__ import annotations
 
@@ -9,57 +9,10 @@ from mindspore import ParameterTuple, nn, ops
 from thor.curvature.layer import Layer
 from thor.distributed.ranks import Ranks
 from thor.distributed.reduce import Sums
-from thor.finite import probe
-from thor.runtime.graph_ops import entries_of, over, reshaped
+from thor.runtime.graph_ops import dot, entry, of_two, over, times
+from thor.step.finite_check import probe
 
-_cast, _product, _assign_add = ops.Cast(), ops.MatMul(), ops.AssignAdd()
-
-
-class Estimate(nn.Cell):
-    """F <- F + gain (fresh - F) for every statistic of ``layers``; answers with ``gain``.
-
-    ``gain`` is one number a layer, 0 for a layer that has stopped. G is quadratic in the loss scale and its mean
-    linear, so that powers of 1 / scale are taken out (``Layer.powers``).
-
-    A graph of its own: within the curvature step's it cost the compiler a third of its memory. Its branch is for speed
-    alone: without one, MindSpore's CPU runtime hands a graph's kernels to several threads, which go on spinning.
-    """
-
-    def __init__(self, layers: list[Layer], scaled: bool):
-        super().__init__(auto_prefix=False)
-        self.scaled = scaled
-        parameters, powers, layer_of = [], [], []
-        for i, layer in enumerate(layers):
-            of_a, of_g, of_mean = layer.powers
-            for factor, each in ((layer.a, (of_a, 0, 0)), (layer.g, (of_g, of_mean, 0))):
-                for parameter, power in zip(factor.estimates, each, strict=True):
-                    parameters.append(parameter)
-                    powers.append(power)
-                    layer_of.append(i)
-        # where blocks stand alone, what is beside them is always zero
-        alone = {id(f.beside) for layer in layers for f in (layer.a, layer.g) if not f.cut.rank}
-        self.indices = tuple(i for i, parameter in enumerate(parameters) if id(parameter) not in alone)
-        self.powers, self.layer_of = (tuple(each[i] for i in self.indices) for each in (powers, layer_of))
-        self.estimates = ParameterTuple(parameters)
-        self.layers = tuple(range(len(layers)))
-
-    def construct(self, gain, inverse_scale, fresh):
-        gains = over(ops.partial(self._gain, gain), self.layers)
-        by_power = (1.0, inverse_scale, inverse_scale * inverse_scale)
-        if ops.isfinite(gains[0]):  # always, see the class's text
-            averages = ops.partial(self._average, gains, by_power, fresh)
-            gain = ops.depend(gain, over(averages, self.indices, self.powers, self.layer_of))
-        return gain
-
-    def _gain(self, gain, i):
-        return reshaped(entries_of(gain, i, 1), ())  # times one of shape (1,), MindSpore's CPU looks up every entry
-
-    def _average(self, gains, by_power, fresh, index, power, layer):
-        estimate = self.estimates[index]
-        value = fresh[index]
-        if self.scaled:
-            value = value * by_power[power]
-        return _assign_add(estimate, gains[layer] * (value - estimate))
+_cast = ops.Cast()
 
 
 class Update(nn.Cell):
@@ -209,53 +162,7 @@ def no_more_parameters(inner: nn.Optimizer, decays: tuple[float, ...]) -> None:
         raise ValueError("inner was given more Parameters since THOR was made of it: give it all of them before")
 
 
-def entry(values, index):
-    """One of a tuple."""
-    return values[index]
-
-
-def of_two(values, first, second):
-    """An entry of one of a tuple of tuples."""
-    return values[first][second]
-
-
-def times(factor, value):
-    """The value scaled, in its own type; multiplied in float32, for in float16 a factor of 2^-25 is none."""
-    if value.dtype == ms.float16 or value.dtype == ms.bfloat16:
-        return _cast(_cast(value, ms.float32) * factor, value.dtype)
-    return value * factor.astype(value.dtype)
-
-
-def scaling(scaled):
-    """In a graph: a loss times the scale, 1 / scale, and a tuple times that; nothing of it where no loss is scaled."""
-
-    def up(loss, scale):
-        if scaled:
-            return loss * scale[0]
-        if loss.dtype == ms.float16 or loss.dtype == ms.bfloat16:
-            return loss.astype(ms.float32)  # as a scaled one
-        return loss
-
-    def inverse(scale):
-        if not scaled:
-            return 1.0
-        return 1.0 / scale[0]
-
-    def down(values, factor):
-        if not scaled:
-            return values
-        return over(ops.partial(times, factor), values)
-
-    return up, inverse, down
-
-
 def clipped(limit, gradient):
     """The gradient, scaled to at most that norm."""
     norm = ops.sqrt(dot(gradient, gradient))  # if infinite, 0 times infinity is found to be no number
     return times(ops.minimum(limit / (norm + 1e-12), 1.0), gradient)
-
-
-def dot(x, y):
-    """<x, y> over all entries, float32."""
-    x, y = reshaped(_cast(x, ms.float32), (1, -1)), reshaped(_cast(y, ms.float32), (-1, 1))
-    return reshaped(_product(x, y), ())

@@ -18,17 +18,19 @@ from mindspore import Parameter, Tensor, nn, ops
 
 from first_order.checks import check_int
 from first_order.optimizer import FirstOrder
-from thor.accumulation import Adder, Clearer, Values, accumulators
-from thor.diagnose import all_finite, complaint, first_bad_layer
 from thor.distributed.agreement import refresh_alike, same_everywhere, settings_to_share
 from thor.distributed.ranks import copy_first
 from thor.distributed.reduce import Means, alone
-from thor.finite import checker, in_one_thread
-from thor.moving import MovingAverages
 from thor.optimizer import RECOMPILE_SHARE, THOR
 from thor.runtime import device
 from thor.runtime.parameters import addresses, int_parameter, read, write
-from thor.update import Estimate, Update, no_more_parameters, scaling
+from thor.step.accumulation import Adder, Clearer, Values, accumulators
+from thor.step.diagnose import all_finite, complaint, first_bad_layer
+from thor.step.estimate import Estimate
+from thor.step.finite_check import checker, in_one_thread
+from thor.step.loss_scaling import scaling
+from thor.step.moving_averages import MovingAverages
+from thor.step.update import Update, no_more_parameters
 
 CURVATURE_GRAPHS = ("curvature", "add_curvature", "finish_curvature")
 OF_ACTIVE_LAYERS = (*CURVATURE_GRAPHS, "average")  # built anew without layers that have stopped

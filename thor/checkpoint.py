@@ -1,0 +1,129 @@
+"""The state of an optimizer whose inverses are spread over ranks: brought together to save, divided to load."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter, Tensor, nn
+
+from thor.curvature.layer import Layer
+from thor.distributed.ranks import Ranks
+from thor.factors.blocks import BlockPlan, numbers_in
+
+
+def gathered_state(
+    optimizer: nn.Cell, layers: Sequence[Layer], column_of: Sequence[int], ranks: Ranks | None
+) -> list[dict[str, Any]]:
+    """``[{"name", "data"}]`` of every Parameter, inverses that other ranks hold among them."""
+    values = {parameter.name: Tensor(parameter.asnumpy()) for parameter in optimizer.get_parameters()}
+    if ranks is not None and ranks.row is not None:
+        values |= _caches_of_row(layers, column_of, ranks)
+    return [{"name": name, "data": value} for name, value in values.items()]
+
+
+def _caches_of_row(layers: Sequence[Layer], column_of: Sequence[int], ranks: Ranks) -> dict[str, Tensor]:
+    """The caches of all layers: a row of ranks has each layer's exactly once, on the rank of its column."""
+    columns = range(ranks.grid.columns)
+    parts = [
+        [factor for layer, own in zip(layers, column_of, strict=True) if own == column for factor in (layer.a, layer.g)]
+        for column in columns
+    ]
+    lengths = [sum(numbers_in(factor.cache_shapes) for factor in part) for part in parts]
+    mine = [cache.asnumpy().reshape(-1) for factor in parts[ranks.own_column] for cache in factor.cache]
+    own = np.concatenate(mine) if mine else np.zeros(0, np.float32)
+    found: dict[str, Tensor] = {}
+    for part, flat in zip(parts, ranks.gathered_in_row(own, lengths), strict=True):
+        first = 0
+        for factor in part:
+            for cache, shape in zip(factor.cache, factor.cache_shapes, strict=True):
+                last = first + int(np.prod(shape))
+                found[cache.name] = Tensor(flat[first:last].reshape(shape).copy())
+                first = last
+    return found
+
+
+def load_state(optimizer: nn.Cell, layers: Sequence[Layer], parameters: dict[str, Parameter]) -> None:
+    """Take over a whole state; caches of layers that this rank does not hold are left out."""
+    elsewhere = {cache.name for y in layers if not y.held for factor in (y.a, y.g) for cache in factor.cache}
+    own = {name: value for name, value in parameters.items() if name not in elsewhere}
+    plan = next(optimizer.get_parameters())
+    if plan.name in own:
+        plan.set_data(own[plan.name])  # which refuses another optimizer's
+    lost = [p.name for p in optimizer.get_parameters() if p.name not in own and p.name not in elsewhere]
+    if lost:
+        raise ValueError(f"the checkpoint lacks {len(lost)} of the optimizer's Parameters, {lost[0]} among them")
+    ms.load_param_into_net(optimizer, own)
+
+
+_PLAN_BYTES = 256
+
+
+_LAYERS_TOLD_APART = 512  # four bytes each; of more layers a checkpoint says only that they differ
+
+
+def describe_plan(plan: BlockPlan, layers: list[Layer]) -> str:
+    """The plan and all layers in one short JSON line that travels in the checkpoint."""
+    fingerprints = "|".join(layer.fingerprint() for layer in layers)
+    return json.dumps(
+        {
+            "block_size": plan.block_size,
+            "split": plan.split,
+            "rank": plan.rank,
+            "order": plan.order,
+            "exceptions": len(plan.layers),
+            "layers": len(layers),
+            "first": layers[0].name[:20],
+            "hash": zlib.crc32(fingerprints.encode()),
+        }
+    )
+
+
+def plan_parameter(plan: BlockPlan, layers: list[Layer], undecided: Callable[[], bool]) -> Parameter:
+    """The line of :func:`describe_plan` and a checksum of each layer: refuses to be loaded with other ones.
+
+    It stands first among an optimizer's Parameters, so that another optimizer's checkpoint changes nothing. While
+    ``undecided()``, nothing can be loaded: the first step would begin anew with the plan it chooses.
+    """
+    text, prints = describe_plan(plan, layers), [layer.fingerprint() for layer in layers]
+    sums = np.zeros(_LAYERS_TOLD_APART, "<u4")
+    known = prints[:_LAYERS_TOLD_APART]
+    sums[: len(known)] = [zlib.crc32(each.encode()) for each in known]
+    own = np.frombuffer(text.encode().ljust(_PLAN_BYTES) + sums.tobytes(), np.uint8)
+    parameter = Parameter(Tensor(own.copy()), name="thor.plan", requires_grad=False)
+    write = parameter.set_data
+
+    def checked(data: Tensor, *options: Any) -> Parameter:
+        stored = data.asnumpy().tobytes()
+        line = stored[:_PLAN_BYTES].decode(errors="replace").rstrip()
+        if undecided():
+            raise ValueError(
+                "block_size='auto' has not chosen a block size yet, so no checkpoint can be loaded: take one step "
+                f"first, or give the plan that the checkpoint was made with ({line})"
+            )
+        if stored != own.tobytes():
+            theirs = np.frombuffer(stored[_PLAN_BYTES:], "<u4")
+            other = next((mine for mine, one, two in zip(known, sums, theirs, strict=False) if one != two), None)
+            raise ValueError(f"the checkpoint belongs to another optimizer: {_plan_differences(line, text, other)}")
+        return write(data, *options)
+
+    object.__setattr__(parameter, "set_data", checked)
+    return parameter
+
+
+def _plan_differences(stored: str, own: str, other: str | None) -> str:
+    """What differs between a checkpoint's line and this optimizer's, in words; ``other`` is a layer not like theirs."""
+    try:
+        theirs, ours = json.loads(stored), json.loads(own)
+    except json.JSONDecodeError:
+        return "its plan cannot be read"
+    found = [f"{k} {theirs.get(k)!r} there, {ours[k]!r} here" for k in ours if theirs.get(k) != ours[k] and k != "hash"]
+    if found:
+        return ", ".join(found)
+    if other is None:
+        return "its layers differ in name, size or cut"
+    return f"the first layer that differs in name, size or cut is here {other}"

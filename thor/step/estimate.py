@@ -1,0 +1,57 @@
+"""Averaging fresh statistics into the estimates, as a graph of its own."""
+
+from __future__ import annotations
+
+from mindspore import ParameterTuple, nn, ops
+
+from thor.curvature.layer import Layer
+from thor.runtime.graph_ops import entries_of, over, reshaped
+
+_assign_add = ops.AssignAdd()
+
+
+class Estimate(nn.Cell):
+    """F <- F + gain (fresh - F) for every statistic of ``layers``; answers with ``gain``.
+
+    ``gain`` is one number a layer, 0 for a layer that has stopped. G is quadratic in the loss scale and its mean
+    linear, so that powers of 1 / scale are taken out (``Layer.powers``).
+
+    A graph of its own: within the curvature step's it cost the compiler a third of its memory. Its branch is for speed
+    alone: without one, MindSpore's CPU runtime hands a graph's kernels to several threads, which go on spinning.
+    """
+
+    def __init__(self, layers: list[Layer], scaled: bool):
+        super().__init__(auto_prefix=False)
+        self.scaled = scaled
+        parameters, powers, layer_of = [], [], []
+        for i, layer in enumerate(layers):
+            of_a, of_g, of_mean = layer.powers
+            for factor, each in ((layer.a, (of_a, 0, 0)), (layer.g, (of_g, of_mean, 0))):
+                for parameter, power in zip(factor.estimates, each, strict=True):
+                    parameters.append(parameter)
+                    powers.append(power)
+                    layer_of.append(i)
+        # where blocks stand alone, what is beside them is always zero
+        alone = {id(f.beside) for layer in layers for f in (layer.a, layer.g) if not f.cut.rank}
+        self.indices = tuple(i for i, parameter in enumerate(parameters) if id(parameter) not in alone)
+        self.powers, self.layer_of = (tuple(each[i] for i in self.indices) for each in (powers, layer_of))
+        self.estimates = ParameterTuple(parameters)
+        self.layers = tuple(range(len(layers)))
+
+    def construct(self, gain, inverse_scale, fresh):
+        gains = over(ops.partial(self._gain, gain), self.layers)
+        by_power = (1.0, inverse_scale, inverse_scale * inverse_scale)
+        if ops.isfinite(gains[0]):  # always, see the class's text
+            averages = ops.partial(self._average, gains, by_power, fresh)
+            gain = ops.depend(gain, over(averages, self.indices, self.powers, self.layer_of))
+        return gain
+
+    def _gain(self, gain, i):
+        return reshaped(entries_of(gain, i, 1), ())  # times one of shape (1,), MindSpore's CPU looks up every entry
+
+    def _average(self, gains, by_power, fresh, index, power, layer):
+        estimate = self.estimates[index]
+        value = fresh[index]
+        if self.scaled:
+            value = value * by_power[power]
+        return _assign_add(estimate, gains[layer] * (value - estimate))
