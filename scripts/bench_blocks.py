@@ -39,8 +39,8 @@ from scripts.bench_step import first_order_step, reconstruction
 from scripts.data import fashion_mnist
 from scripts.whole import write_whole
 from thor.factors.blocks import SPLITS
-from thor.profile.profiler import Task, measure
-from thor.profile.records import Profile
+from thor.profile.measure import Task, measure
+from thor.profile.profile_file import Profile
 
 WHOLE = 2**20  # a block size that no factor exceeds
 FIRST_ORDER = ("adam", "momentum")

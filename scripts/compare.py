@@ -23,7 +23,7 @@ from scripts.errors import UserError, run_program  # noqa: E402
 from scripts.plot import METRICS_OF_TEST, draw_scores, short_names  # noqa: E402
 from scripts.recorder import METRICS, median_of_steps, read_metrics  # noqa: E402
 from scripts.restore import settings_of  # noqa: E402
-from thor.run_lines import Line  # noqa: E402
+from thor.report.metrics_file import Line  # noqa: E402
 
 WIDTH = 120  # of the table where no terminal says how wide it is
 

@@ -14,7 +14,7 @@ from typing import Any
 from scripts.errors import UserError, writing
 from scripts.position import Position
 from scripts.whole import write_whole
-from thor.run_lines import DECISIONS, SCORES, Line, LinesError, read_lines
+from thor.report.metrics_file import DECISIONS, SCORES, Line, LinesError, read_lines
 
 METRICS = "metrics.jsonl"
 SUMMARY = "summary.json"

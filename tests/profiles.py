@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from thor.factors.blocks import SPLITS, BlockPlan
-from thor.profile.records import FactorMeasure, LayerMeasure, Profile, RefreshMeasure
-from thor.profile.timing import Timing, state_bytes
+from thor.profile.factor_shape import Timing
+from thor.profile.profile_file import FactorMeasure, LayerMeasure, Profile, RefreshMeasure
+from thor.profile.timing import state_bytes
 
 DIMS = [1, 4, 16, 64]
 

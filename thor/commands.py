@@ -20,9 +20,9 @@ from first_order.checks import number
 from thor.doctor_command import doctor_command
 from thor.plan_command import plan_command
 from thor.profile import report, target
-from thor.profile.choice import check_candidates, choose, read_curves
-from thor.profile.profiler import Task, measure
-from thor.profile.records import Profile, ProfileError
+from thor.profile.crossing import check_candidates, choose, read_curves
+from thor.profile.measure import Task, measure
+from thor.profile.profile_file import Profile, ProfileError
 from thor.runtime import device
 from thor.runtime.errors import own_words
 from thor.runtime.memory import available_memory
@@ -331,9 +331,9 @@ def report_command(
 ) -> None:
     """Make one HTML page of a run: curves, refresh decisions, time, memory, configuration."""
     with _clear_errors():
-        from thor import report_html
+        from thor.report import html
 
-        _say(f"wrote {report_html.write(run, out)}")
+        _say(f"wrote {html.write(run, out)}")
 
 
 app.command("plan")(_clear_errors()(plan_command))

@@ -21,7 +21,7 @@ from thor.curvature.trace_rule import Decision, RefreshRecord, TraceRule
 from thor.distributed.exchange import PieceExchange, placement_of
 from thor.distributed.ranks import Sharing, ranks_of_context
 from thor.profile import auto
-from thor.profile.records import Profile
+from thor.profile.profile_file import Profile
 from thor.records import LayerRecord, describe_optimizer, log_layers, report_unused
 from thor.runtime import convolution, device
 from thor.runtime.parameters import float_parameter, int_parameter, read, write

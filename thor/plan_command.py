@@ -14,13 +14,13 @@ from rich.table import Table
 
 from first_order.checks import check_int, number
 from thor.factors.blocks import SPLITS, BlockPlan
-from thor.profile.records import Profile
+from thor.profile.profile_file import Profile
 from thor.runtime.json_files import parse
-from thor.scale import report
-from thor.scale.network import Link, Network
-from thor.scale.simulate import Estimate, Settings, simulate
-from thor.scale.workload import layer_loads
 from thor.settings.options import GATHERS_PER_INTERVAL, gathered_every
+from thor.simulation import report
+from thor.simulation.network import Link, Network
+from thor.simulation.simulate import Estimate, Settings, simulate
+from thor.simulation.workload import layer_loads
 
 console = Console()
 USUAL_SHARES = (0.5, 0.125)  # of the ranks, which hold a layer's inverses

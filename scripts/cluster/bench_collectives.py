@@ -4,7 +4,8 @@
 
 For each number of processes msrun starts this file again as the workers. They run AllReduce and AllGather of
 float32 in compiled graphs, sizes from 4 KB to 32 MB, all sizes in turn and several rounds of it; a time is the
-median of the rounds, of the slowest rank. Latency and bandwidth are least squares over all of them (thor/scale/fit.py).
+median of the rounds, of the slowest rank. Latency and bandwidth are least squares over all of them
+(thor/simulation/fit.py).
 More processes than cores compete for them, which no alpha and beta explain: a large residual says so, and a file for
 each number of processes (--processes 2, then --processes 4) predicts better. None says anything of a cluster.
 """
@@ -32,7 +33,7 @@ import thor
 from scripts.arguments import file_to_write
 from scripts.cluster.msrun import run_here  # noqa: E402
 from scripts.errors import UserError, run_program
-from thor.scale.fit import Sample, fit
+from thor.simulation.fit import Sample, fit
 
 SIZES = tuple(4096 * 2**power for power in range(0, 14, 2)) + (2**25,)  # 4 KB ... 16 MB by fours, and 32 MB
 SECONDS_PER_ROUND = 0.05  # short collectives are repeated within a round

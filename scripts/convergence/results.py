@@ -10,7 +10,7 @@ from pathlib import Path
 
 from scripts.convergence.tasks import Task
 from scripts.recorder import SUMMARY, read_metrics
-from thor.run_lines import Line
+from thor.report.metrics_file import Line
 from thor.runtime.json_files import parse
 
 

@@ -23,14 +23,15 @@ from tests.fuzz import checkpoints
 from tests.fuzz.mutations import damaged_bytes, damaged_value
 from tests.profiles import profile
 from tests.thor.test_report_html import run_folder
-from thor import plan_command, report_html
+from thor import plan_command
 from thor.factors.blocks import BlockPlan
-from thor.profile.choice import choose, read_curves
-from thor.profile.records import Profile, ProfileError
+from thor.profile.crossing import choose, read_curves
+from thor.profile.profile_file import Profile, ProfileError
 from thor.profile.target import UsageError
-from thor.scale.network import Link, Network, NetworkError
-from thor.scale.simulate import Settings, simulate
-from thor.scale.workload import layer_loads
+from thor.report import html
+from thor.simulation.network import Link, Network, NetworkError
+from thor.simulation.simulate import Settings, simulate
+from thor.simulation.workload import layer_loads
 
 ROOT = Path(__file__).resolve().parents[2]
 Damage = Callable[[Random, bytes], bytes]
@@ -141,7 +142,7 @@ def _read_run(folder: Path) -> Any:
 
 
 def _render(folder: Path) -> Any:
-    return report_html.write(folder)
+    return html.write(folder)
 
 
 def _draw(folder: Path) -> Any:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from thor.scale.network import COLLECTIVES, Network
+from thor.simulation.network import COLLECTIVES, Network
 
 pytestmark = pytest.mark.slow
 

@@ -10,6 +10,7 @@ import pytest
 
 from thor.factors import blocks
 from thor.profile import timing
+from thor.profile.factor_shape import Timing
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +50,7 @@ def quick(monkeypatch):
         before = time.perf_counter()
         call()
         seconds = time.perf_counter() - before
-        return timing.Timing(seconds, seconds, seconds, 1)
+        return Timing(seconds, seconds, seconds, 1)
 
     def all_once(sizes, counts, method):
         found = [once(timing._inversion(size, many, method)) for size, many in zip(sizes, counts, strict=True)]

@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 from tests.profiles import profile as plain_profile
 from thor import commands
 from thor.profile import gather, timing
-from thor.profile.records import Profile
+from thor.profile.factor_shape import Timing
+from thor.profile.profile_file import Profile
 
 MODULE = """
 import numpy as np
@@ -292,7 +293,7 @@ def test_the_profile_is_plain_json_with_every_raw_number(tmp_path):
     made = plain_profile()
     made.save(tmp_path / "p.json")
     data = json.loads((tmp_path / "p.json").read_text())
-    assert timing.Timing(**data["calls"]["16"]) == made.calls[16]
+    assert Timing(**data["calls"]["16"]) == made.calls[16]
     assert data["layers"][1]["a"]["loss"]["position"] == [0.7, 0.3, 0.008, 0.0]
 
 

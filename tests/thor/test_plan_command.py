@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from tests.profiles import profile as plain_profile
 from thor import commands, plan_command
-from thor.scale.network import Link, Network
+from thor.simulation.network import Link, Network
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from thor.commands import app
 from thor.profile.target import UsageError
-from thor.report_html import read, render, write
+from thor.report.html import read, render, write
 
 VOID = {"meta", "br", "img", "link", "hr"}
 LAYERS = ["conv1", "fc & <b>last</b>"]

@@ -16,8 +16,8 @@ import mindspore as ms
 from mindspore import Tensor, nn
 
 from thor.capture.targets import Target
-from thor.profile.profiler import Task, environment, measure
-from thor.profile.records import Profile, ProfileError
+from thor.profile.measure import Task, environment, measure
+from thor.profile.profile_file import Profile, ProfileError
 from thor.runtime.memory import available_memory
 
 logger = logging.getLogger("thor")

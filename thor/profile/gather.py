@@ -17,7 +17,7 @@ from mindspore import Parameter, Tensor, nn
 from thor.capture.attach import attach, left_as_found
 from thor.capture.targets import Target
 from thor.factors.blocks import Cut
-from thor.profile.timing import FactorShape, shapes_of_layer
+from thor.profile.factor_shape import FactorShape, shapes_of_layer
 from thor.runtime import device
 
 #: Of the memory limit, what the factors of one group may take: each lives as slot, gradient, sum and host copy.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from thor.factors.blocks import BlockPlan, even_cut
-from thor.profile.records import FactorMeasure, Profile
+from thor.profile.profile_file import FactorMeasure, Profile
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
 from thor.profile.layer_plan import choose_per_layer
-from thor.profile.records import Profile
+from thor.profile.profile_file import Profile
 
 PREDICTOR = (
     "Trust the error most, then the cosine: on Fashion-MNIST's autoencoder their means ranked splits and sizes as "

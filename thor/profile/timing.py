@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import mindspore as ms
@@ -19,23 +18,12 @@ from mindspore import Tensor
 
 from thor.curvature.factor import Factor
 from thor.curvature.inverter import Inverter, Job
-from thor.factors.blocks import BlockPlan, Cut, numbers_in
+from thor.factors.blocks import BlockPlan, numbers_in
+from thor.profile.factor_shape import FactorShape, Timing
 
 MIN_REPEATS, MAX_REPEATS = 7, 100
 SECONDS_PER_SIZE = 0.3
 SECONDS_PER_TURN = 2e-3
-#: A time within this factor of the launch floor says nothing about the block's size.
-FLOOR_FACTOR = 1.5
-
-
-@dataclass(frozen=True)
-class Timing:
-    """Seconds of one thing repeated: the median and the quartiles."""
-
-    median: float
-    low: float
-    high: float
-    repeats: int
 
 
 def repeat(call: Callable[[], Any], budget: float) -> Timing:
@@ -104,35 +92,6 @@ def _summary(times: list[float]) -> Timing:
     return Timing(median, low, high, len(times))
 
 
-@dataclass(frozen=True)
-class FactorShape:
-    """What a factor needs to be cut: enough to time and to measure its memory."""
-
-    layer: str
-    side: str  # "a" | "g"
-    dim: int
-    copies: int
-    bias: bool = False  # whether the last row is a bias's
-    across: int = 0  # rows of the layer's other factor, times copies
-
-    @property
-    def name(self) -> str:
-        """As its Parameters are called."""
-        return f"{self.layer}.{self.side}"
-
-    def cut(self, plan: BlockPlan) -> Cut:
-        """As the plan cuts it."""
-        return plan.cut(self.dim, self.layer, self.side, bias=self.bias, across=self.across)
-
-
-def shapes_of_layer(name: str, a: int, g: int, copies: int, bias: bool) -> tuple[FactorShape, FactorShape]:
-    """Of a layer with factors of so many rows."""
-    return (
-        FactorShape(name, "a", a, copies, bias, across=copies * g),
-        FactorShape(name, "g", g, copies, across=copies * a),
-    )
-
-
 class Refresh:
     """A whole network's refresh under one plan, without the network: all its factors, filled with a stand-in."""
 
@@ -166,9 +125,3 @@ def state_bytes(shapes: Sequence[FactorShape], plan: BlockPlan) -> int:
         cut = shape.cut(plan)
         total += 4 * numbers_in((*cut.estimate_shapes(shape.copies), *cut.cache_shapes(shape.copies)))
     return total
-
-
-def floor_reaches(dims: Sequence[int], seconds: Sequence[float]) -> int | None:
-    """The largest candidate whose time is within 1.5 times the launch floor; None if the first is the only one."""
-    flat = [dim for dim, value in zip(dims, seconds, strict=True) if value <= FLOOR_FACTOR * seconds[0]]
-    return max(flat) if len(flat) > 1 else None

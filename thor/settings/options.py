@@ -10,7 +10,7 @@ from first_order.checks import check_int, flag, number
 from thor.capture.targets import skip_patterns
 from thor.curvature.trace_rule import TraceRule
 from thor.factors.blocks import BlockPlan
-from thor.profile.records import Profile, ProfileError
+from thor.profile.profile_file import Profile, ProfileError
 from thor.settings.schedules import HostSchedule
 
 DEFAULT_BLOCK_SIZE = 128

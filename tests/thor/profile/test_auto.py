@@ -15,7 +15,7 @@ from tests.profiles import timing
 from thor import BlockPlan
 from thor.capture.targets import find_targets
 from thor.profile import auto
-from thor.profile.records import Profile, ProfileError
+from thor.profile.profile_file import Profile, ProfileError
 from thor.runtime import convolution
 
 pytestmark = pytest.mark.usefixtures("quick", "cache")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from thor.profile.choice import check_candidates, choose, default_candidates, kept_shares, performances, read_curves
+from thor.profile.crossing import check_candidates, choose, default_candidates, kept_shares, performances, read_curves
 
 # Read off the published figure of ResNet-50 on an Ascend 910, at the sizes that both curves have.
 DIMS = [1, 64, 128, 256, 512, 1024]

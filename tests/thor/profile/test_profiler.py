@@ -12,9 +12,11 @@ from thor import BlockPlan
 from thor.capture.targets import find_targets
 from thor.curvature.damping import pi_split
 from thor.factors.blocks import SPLITS
-from thor.profile import gather, profiler, spectral, timing
-from thor.profile.profiler import Task, measure
-from thor.profile.records import Profile
+from thor.profile import gather, spectral, timing
+from thor.profile import measure as measuring
+from thor.profile.factor_shape import Timing
+from thor.profile.measure import Task, measure
+from thor.profile.profile_file import Profile
 from thor.runtime import device
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -35,7 +37,7 @@ def task(net=None, make_batch=batch, **options):
 def complete():
     """One profile of an Mlp, measured once, its saved stages, and what was gathered from the network."""
     patch = pytest.MonkeyPatch()
-    patch.setattr(timing, "repeat", lambda call, *_: (call(), timing.Timing(1e-3, 1e-3, 1e-3, 1))[1])
+    patch.setattr(timing, "repeat", lambda call, *_: (call(), Timing(1e-3, 1e-3, 1e-3, 1))[1])
     patch.setattr(timing, "SECONDS_PER_SIZE", 0.0)
     net = Mlp()
     saved = []
@@ -126,7 +128,7 @@ def stand_in(monkeypatch, complete):
             on_batch()
         return [copy.copy(known[target.name]) for target in targets]
 
-    monkeypatch.setattr(profiler.gather, "gather", gathered)
+    monkeypatch.setattr(measuring.gather, "gather", gathered)
 
 
 def units(found):
@@ -151,8 +153,8 @@ def test_an_interrupt_anywhere_loses_one_unit_at_most_and_nothing_is_measured_tw
         "passes for layers, group 2 of 2", "losses, group 2 of 2",
     ]  # fmt: skip
     all_units, timed = units(whole), []
-    real = profiler._measure_layer
-    monkeypatch.setattr(profiler, "_measure_layer", lambda layer, *a: timed.append(layer.name) or real(layer, *a))
+    real = measuring._measure_layer
+    monkeypatch.setattr(measuring, "_measure_layer", lambda layer, *a: timed.append(layer.name) or real(layer, *a))
     for at in range(counting.calls):
         saved: list[Profile] = []
         timed.clear()

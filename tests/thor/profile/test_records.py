@@ -7,7 +7,7 @@ import pytest
 
 from tests.profiles import DIMS, profile, timing
 from thor import BlockPlan
-from thor.profile.records import FORMAT, VERSION, Profile, ProfileError
+from thor.profile.profile_file import FORMAT, VERSION, Profile, ProfileError
 
 
 def test_what_is_read_is_what_was_written(tmp_path):

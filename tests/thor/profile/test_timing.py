@@ -9,6 +9,7 @@ from tests.networks import Mixed, make
 from thor import BlockPlan
 from thor.capture.targets import find_targets
 from thor.profile import gather, timing
+from thor.profile.factor_shape import FactorShape, Timing, floor_reaches
 
 
 def test_the_median_of_repeats_after_a_warm_up(monkeypatch):
@@ -19,7 +20,7 @@ def test_the_median_of_repeats_after_a_warm_up(monkeypatch):
         now[0] += next(durations)
 
     monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
-    assert timing.repeat(call, 0.0) == timing.Timing(3.0, 2.0, 4.0, 3)
+    assert timing.repeat(call, 0.0) == Timing(3.0, 2.0, 4.0, 3)
 
 
 def test_repeats_go_on_within_a_budget_of_seconds_and_have_an_end(monkeypatch):
@@ -76,7 +77,7 @@ def test_the_memory_of_a_plan_is_what_training_takes(split, size):
 
 
 def test_a_refresh_inverts_every_block_of_every_factor():
-    shapes = [timing.FactorShape("x", "a", 10, 2), timing.FactorShape("x", "g", 4, 1)]
+    shapes = [FactorShape("x", "a", 10, 2), FactorShape("x", "g", 4, 1)]
     refresh = timing.Refresh(shapes, BlockPlan(block_size=5, split="block"), "lapack")
     refresh()
     for factor in refresh.factors:
@@ -88,6 +89,6 @@ def test_a_refresh_inverts_every_block_of_every_factor():
 
 def test_the_launch_floor_reaches_as_far_as_times_are_flat():
     dims = [1, 16, 64, 256]
-    assert timing.floor_reaches(dims, [1.0, 1.1, 1.4, 9.0]) == 64
-    assert timing.floor_reaches(dims, [1.0, 1.6, 4.0, 9.0]) is None
-    assert timing.floor_reaches(dims, [1.0, 1.0, 1.0, 1.0]) == 256
+    assert floor_reaches(dims, [1.0, 1.1, 1.4, 9.0]) == 64
+    assert floor_reaches(dims, [1.0, 1.6, 4.0, 9.0]) is None
+    assert floor_reaches(dims, [1.0, 1.0, 1.0, 1.0]) == 256

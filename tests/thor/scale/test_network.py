@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thor.scale.fit import Sample, fit
-from thor.scale.network import ALGORITHMS, COLLECTIVES, Link, Network, NetworkError, hops_and_volume
+from thor.simulation.fit import Sample, fit
+from thor.simulation.network import ALGORITHMS, COLLECTIVES, Link, Network, NetworkError, hops_and_volume
 
 ALPHA, BETA = 1e-5, 1e-9
 RANKS = st.integers(1, 300)

@@ -8,9 +8,9 @@ import pytest
 
 from tests.profiles import factor, profile
 from thor.factors.blocks import BlockPlan
-from thor.scale.network import Link, Network
-from thor.scale.simulate import Settings, simulate
-from thor.scale.workload import layer_loads
+from thor.simulation.network import Link, Network
+from thor.simulation.simulate import Settings, simulate
+from thor.simulation.workload import layer_loads
 
 # Published: THOR (AAAI 2021) and its release. 66.7 min for 40 epochs against 117 min for 78; global batch 256.
 PUBLISHED_MS, FIRST_ORDER_MS, DEVICES, BATCH = 20.0, 18.0, 8, 32

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from tests.profiles import DIMS, profile
 from thor.factors.blocks import SPLITS, BlockPlan
 from thor.profile.timing import state_bytes
-from thor.scale.network import Link, Network
-from thor.scale.simulate import Settings, share_name, simulate, strategies
-from thor.scale.workload import layer_loads
+from thor.simulation.network import Link, Network
+from thor.simulation.simulate import Settings, share_name, simulate, strategies
+from thor.simulation.workload import layer_loads
 
 PROFILE = profile()
 NETWORK = Network.uniform(Link(1e-6, 1e-9), Link(2e-6, 4e-9), node=4)

@@ -17,8 +17,8 @@ from dataclasses import dataclass, fields
 
 from first_order.checks import check_int, number
 from thor.distributed.placement import PER, Grid, Placement, place
-from thor.scale.network import Network
-from thor.scale.workload import LayerLoad
+from thor.simulation.network import Network
+from thor.simulation.workload import LayerLoad
 
 NAIVE = "naive"
 

@@ -16,7 +16,7 @@ from matplotlib.ticker import NullLocator
 from rich import box
 from rich.table import Table
 
-from thor.scale.simulate import NAIVE, Estimate, share_name
+from thor.simulation.simulate import NAIVE, Estimate, share_name
 
 FORMAT, VERSION = "thor-plan", 1
 #: Kinds of step that can be measured, and the property of Parts that predicts them.

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from thor.scale.network import ALGORITHMS, COLLECTIVES, Link, Network, hops_and_volume
+from thor.simulation.network import ALGORITHMS, COLLECTIVES, Link, Network, hops_and_volume
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from typing import Any
 
 from first_order.checks import check_int
 from thor.factors.blocks import ORDERS, SPLITS, BlockPlan
-from thor.profile.choice import Crossing, choose, kept_shares, performances
-from thor.profile.timing import FactorShape, Timing, floor_reaches, shapes_of_layer
+from thor.profile.crossing import Crossing, choose, kept_shares, performances
+from thor.profile.factor_shape import FactorShape, Timing, floor_reaches, shapes_of_layer
 from thor.runtime.json_files import parse
 
 FORMAT, VERSION = "thor-profile", 1

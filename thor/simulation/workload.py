@@ -8,7 +8,7 @@ from thor.distributed.packing import packed_length
 from thor.distributed.placement import FactorWork, block_cost
 from thor.factors.blocks import BlockPlan, Cut, numbers_in
 from thor.profile.layer_plan import block_seconds
-from thor.profile.records import FactorMeasure, Profile
+from thor.profile.profile_file import FactorMeasure, Profile
 
 _FLOAT = 4  # bytes: factors, inverses and gradients are float32
 

@@ -22,9 +22,10 @@ from thor.capture.targets import Target, find_targets, skip_patterns
 from thor.curvature.damping import pi_split
 from thor.factors.blocks import BlockPlan, Cut, even_cut
 from thor.profile import gather, spectral, timing
-from thor.profile.choice import check_candidates, default_candidates
+from thor.profile.crossing import check_candidates, default_candidates
+from thor.profile.factor_shape import FactorShape, Timing
 from thor.profile.layer_plan import block_seconds
-from thor.profile.records import FactorMeasure, LayerMeasure, Profile, RefreshMeasure
+from thor.profile.profile_file import FactorMeasure, LayerMeasure, Profile, RefreshMeasure
 from thor.runtime import device
 
 SPLITS_MEASURED = ("block", "block+mean", "block+rank")
@@ -148,7 +149,7 @@ def measure(
 WHERE = ("device", "inverse", "mindspore", "machine")
 
 
-def _check_continues(found: Profile, wanted: Profile, shapes: Sequence[timing.FactorShape]) -> None:
+def _check_continues(found: Profile, wanted: Profile, shapes: Sequence[FactorShape]) -> None:
     """Raise unless the interrupted profile measures the same thing in the same place; the error names what differs."""
     there = found.settings | {"dims": found.dims} | {key: found.environment[key] for key in WHERE}
     here = wanted.settings | {"dims": wanted.dims} | {key: wanted.environment[key] for key in WHERE}
@@ -174,13 +175,13 @@ def _time_calls(profile: Profile, method: str, progress: Progress, save: Callabl
         counts = [int(np.clip(2**22 // dim**2, 1, 256)) for dim in dims]
         for dim, count, batch in zip(dims, counts, timing.time_calls(dims, counts, method), strict=True):
             per_block = (batch.median / count, batch.low / count, batch.high / count)
-            profile.blocks[dim] = timing.Timing(*per_block, batch.repeats)
+            profile.blocks[dim] = Timing(*per_block, batch.repeats)
         save(profile)
     progress.advance(1)
 
 
 def _time_refreshes(
-    profile: Profile, shapes: Sequence[timing.FactorShape], method: str, task: Task, progress: Progress,
+    profile: Profile, shapes: Sequence[FactorShape], method: str, task: Task, progress: Progress,
     save: Callable[[Profile], None],
 ) -> None:  # fmt: skip
     """The real refresh of the whole network at each candidate, where the memory limit allows it."""
@@ -195,17 +196,17 @@ def _time_refreshes(
         progress.advance(size)
 
 
-def _timed_refresh(shapes: Sequence[timing.FactorShape], dim: int, method: str) -> timing.Timing:
+def _timed_refresh(shapes: Sequence[FactorShape], dim: int, method: str) -> Timing:
     return timing.repeat(timing.Refresh(shapes, BlockPlan(block_size=dim, split="block"), method), 0.5)
 
 
-def _modelled_refresh(profile: Profile, shapes: Sequence[timing.FactorShape], dim: int) -> timing.Timing:
+def _modelled_refresh(profile: Profile, shapes: Sequence[FactorShape], dim: int) -> Timing:
     """Blocks times seconds a block: what is reported (with no repeats) where the real refresh is too large to hold."""
     total = 0.0
     for shape in shapes:
         size, count = even_cut(shape.dim, dim)
         total += shape.copies * count * block_seconds(profile, size)
-    return timing.Timing(total, total, total, 0)
+    return Timing(total, total, total, 0)
 
 
 def _measure_layers(
@@ -243,12 +244,12 @@ def _measure_layer(layer: gather.LayerStatistics, dims: Sequence[int], task: Tas
     return LayerMeasure(layer.name, a, g, cosine)
 
 
-def _cuts(shape: timing.FactorShape, dims: Sequence[int], split: str, rank: int) -> list[Cut]:
+def _cuts(shape: FactorShape, dims: Sequence[int], split: str, rank: int) -> list[Cut]:
     return [shape.cut(BlockPlan(block_size=size, split=split, rank=rank)) for size in dims]
 
 
 def _measure_factor(
-    shape: timing.FactorShape, kind: str, factor: np.ndarray, mean: np.ndarray, norm: float, positions: int,
+    shape: FactorShape, kind: str, factor: np.ndarray, mean: np.ndarray, norm: float, positions: int,
     dims: Sequence[int], task: Task,
 ) -> FactorMeasure:  # fmt: skip
     plain = _cuts(shape, dims, "block", task.rank)

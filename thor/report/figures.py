@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from thor.run_lines import Line
+from thor.report.metrics_file import Line
 
 #: What a line of results may have, and how it is called.
 RESULTS = {

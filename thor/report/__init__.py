@@ -1,0 +1,1 @@
+"""A run's refreshes as lines, figures and one HTML page."""
