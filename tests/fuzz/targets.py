@@ -23,12 +23,12 @@ from tests.fuzz import checkpoints
 from tests.fuzz.mutations import damaged_bytes, damaged_value
 from tests.profiles import profile
 from tests.thor.test_report_html import run_folder
-from thor import plan_command
+from thor.cli import plan
 from thor.factors.blocks import BlockPlan
 from thor.profile.crossing import choose, read_curves
 from thor.profile.profile_file import Profile, ProfileError
-from thor.profile.target import UsageError
 from thor.report import html
+from thor.runtime.errors import UsageError
 from thor.simulation.network import Link, Network, NetworkError
 from thor.simulation.simulate import Settings, simulate
 from thor.simulation.workload import layer_loads
@@ -123,7 +123,7 @@ def _measured(folder: Path) -> None:
 
 def _read_measured(folder: Path) -> Any:
     path = folder / "measured.json"
-    return plan_command.compared(_estimates(), plan_command.read_measured(path), path)
+    return plan.compared(_estimates(), plan.read_measured(path), path)
 
 
 def _rank_table(folder: Path) -> None:

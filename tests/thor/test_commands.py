@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.profiles import profile as plain_profile
-from thor import commands
+from thor.cli import app, network_argument, terminal
 from thor.profile import gather, timing
 from thor.profile.factor_shape import Timing
 from thor.profile.profile_file import Profile
@@ -48,12 +48,12 @@ def code(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def _here(code, monkeypatch, quick):
     monkeypatch.chdir(code)
-    monkeypatch.setattr(commands.target.sys, "path", list(commands.target.sys.path))
-    monkeypatch.setattr(commands.console, "_width", 120, raising=False)
+    monkeypatch.setattr(network_argument.sys, "path", list(network_argument.sys.path))
+    monkeypatch.setattr(terminal.console, "_width", 120, raising=False)
 
 
 def thor(*arguments):
-    return CliRunner().invoke(commands.app, [str(argument) for argument in arguments])
+    return CliRunner().invoke(app.app, [str(argument) for argument in arguments])
 
 
 def refused(*arguments):

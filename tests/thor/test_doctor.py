@@ -7,8 +7,8 @@ import socket
 import pytest
 from typer.testing import CliRunner
 
-from thor import doctor, doctor_command
-from thor.commands import app
+from thor.cli import doctor, doctor_findings
+from thor.cli.app import app
 
 GIB = 2**30
 NVIDIA = {"nvidia-smi": "/usr/bin/nvidia-smi", "nvcc": "/usr/local/cuda/bin/nvcc"}
@@ -20,9 +20,9 @@ def levels(findings):
 
 
 def test_versions():
-    assert levels(doctor.versions((3, 11, 9), "2.10.0", "1.26.4")) == ["ok", "ok", "ok"]
-    assert levels(doctor.versions((3, 12, 1), "2.9.0", "2.1.0")) == ["warn", "warn", "fail"]
-    assert "numpy<2" in doctor.versions((3, 11, 9), "2.10.0", "2.1.0")[-1].cure
+    assert levels(doctor_findings.versions((3, 11, 9), "2.10.0", "1.26.4")) == ["ok", "ok", "ok"]
+    assert levels(doctor_findings.versions((3, 12, 1), "2.9.0", "2.1.0")) == ["warn", "warn", "fail"]
+    assert "numpy<2" in doctor_findings.versions((3, 11, 9), "2.10.0", "2.1.0")[-1].cure
 
 
 @pytest.mark.parametrize(
@@ -42,19 +42,21 @@ def test_versions():
     ],
 )
 def test_devices(wanted, present, tools, environment, level, words):
-    finding = doctor.device(wanted, present, tools, environment)
+    finding = doctor_findings.device(wanted, present, tools, environment)
     assert finding.level == level and words in finding.text and bool(finding.cure) == (level != "ok")
 
 
 def test_msrun_must_start_this_python():
-    assert doctor.msrun("/env/bin/msrun", "/env/bin/python", "/env", "/env").level == "ok"
-    assert "would start /usr/bin/python" in doctor.msrun("/env/bin/msrun", "/usr/bin/python", "/env", "/usr").text
-    assert doctor.msrun(None, "/env/bin/python", "/env", "/env").text == "not on PATH"
+    assert doctor_findings.msrun("/env/bin/msrun", "/env/bin/python", "/env", "/env").level == "ok"
+    assert (
+        "would start /usr/bin/python" in doctor_findings.msrun("/env/bin/msrun", "/usr/bin/python", "/env", "/usr").text
+    )
+    assert doctor_findings.msrun(None, "/env/bin/python", "/env", "/env").text == "not on PATH"
 
 
 @pytest.mark.parametrize(("free", "level"), [(GIB // 2, "fail"), (3 * GIB, "warn"), (20 * GIB, "ok")])
 def test_amounts(free, level):
-    assert doctor.memory(free).level == doctor.disk(free, "runs").level == level
+    assert doctor_findings.memory(free).level == doctor_findings.disk(free, "runs").level == level
 
 
 @pytest.mark.parametrize(
@@ -69,34 +71,34 @@ def test_amounts(free, level):
     ],
 )
 def test_instruction_sets(flags, convolutions, level):
-    assert doctor.instruction_set(flags, convolutions).level == level
+    assert doctor_findings.instruction_set(flags, convolutions).level == level
 
 
 def test_a_cache_of_compiled_graphs_is_warned_of():
-    assert doctor.cached_graphs(False).level == "ok" and "unset" in doctor.cached_graphs(True).cure
-    assert doctor.cached_graphs(True).level == "warn"
+    assert doctor_findings.cached_graphs(False).level == "ok" and "unset" in doctor_findings.cached_graphs(True).cure
+    assert doctor_findings.cached_graphs(True).level == "warn"
 
 
 @pytest.mark.parametrize(("skew", "level"), [(0.0, "ok"), (-1.9, "ok"), (30.0, "warn"), (-90.0, "fail")])
 def test_clocks(skew, level):
-    finding = doctor.clock(skew)
+    finding = doctor_findings.clock(skew)
     assert finding.level == level and ("ahead" if skew > 0 else "behind") in finding.text
 
 
 def test_hosts_know_each_other_by_their_marks():
-    findings = doctor.hosts(["a", "b", "c"], {"a": 990.0, "b": 10.0}, 1000.0)
+    findings = doctor_findings.hosts(["a", "b", "c"], {"a": 990.0, "b": 10.0}, 1000.0)
     assert levels(findings) == ["ok", "warn", "warn"]
     assert "990 s ago" in findings[1].text and "no mark" in findings[2].text
 
 
 def test_a_mark_tells_the_skew_of_the_clock(tmp_path, monkeypatch):
-    now, skew = doctor_command.leave_mark(tmp_path, "here")
-    assert abs(skew) < 1.0 and (tmp_path / doctor_command.MARKS / "here").stat().st_mtime == now
-    clock = doctor_command.time.time
-    monkeypatch.setattr(doctor_command.time, "time", lambda: clock() + 100.0)
-    assert doctor_command.leave_mark(tmp_path, "here")[1] == pytest.approx(100.0, abs=1.0)
-    monkeypatch.setattr(doctor_command.time, "time", lambda: clock() - 100.0)
-    assert doctor_command.leave_mark(tmp_path, "here")[1] == pytest.approx(-100.0, abs=1.0)
+    now, skew = doctor.leave_mark(tmp_path, "here")
+    assert abs(skew) < 1.0 and (tmp_path / doctor.MARKS / "here").stat().st_mtime == now
+    clock = doctor.time.time
+    monkeypatch.setattr(doctor.time, "time", lambda: clock() + 100.0)
+    assert doctor.leave_mark(tmp_path, "here")[1] == pytest.approx(100.0, abs=1.0)
+    monkeypatch.setattr(doctor.time, "time", lambda: clock() - 100.0)
+    assert doctor.leave_mark(tmp_path, "here")[1] == pytest.approx(-100.0, abs=1.0)
 
 
 def test_a_port_is_free_until_somebody_listens():
@@ -104,10 +106,10 @@ def test_a_port_is_free_until_somebody_listens():
         listener.bind(("", 0))
         listener.listen()
         number = listener.getsockname()[1]
-        assert not doctor_command.is_free(number) and doctor.port(number, False).level == "fail"
-    assert doctor_command.is_free(number) and not doctor_command.is_free(70_000)
+        assert not doctor.is_free(number) and doctor_findings.port(number, False).level == "fail"
+    assert doctor.is_free(number) and not doctor.is_free(70_000)
     for number in (0, 80, 70_000):  # which the launcher refuses
-        found = doctor.port(number, True)
+        found = doctor_findings.port(number, True)
         assert found.level == "fail" and "1024 to 65535" in found.cure
 
 
@@ -115,13 +117,13 @@ def test_the_environment_of_a_python(tmp_path):
     broken = tmp_path / "python"
     broken.write_text("#!/bin/sh\nexit 3\n")
     broken.chmod(0o755)
-    assert doctor_command.prefix_of(str(broken)) is None and doctor_command.prefix_of(None) is None
-    assert doctor_command.prefix_of(doctor_command.sys.executable) == doctor_command.sys.prefix
+    assert doctor.prefix_of(str(broken)) is None and doctor.prefix_of(None) is None
+    assert doctor.prefix_of(doctor.sys.executable) == doctor.sys.prefix
 
 
 def test_the_command(tmp_path, monkeypatch):
-    (tmp_path / doctor_command.MARKS).mkdir()
-    (tmp_path / doctor_command.MARKS / "other").touch()
+    (tmp_path / doctor.MARKS).mkdir()
+    (tmp_path / doctor.MARKS / "other").touch()
     good = CliRunner().invoke(
         app, ["doctor", "--device", "cpu", "--shared", str(tmp_path), "--host", "other", "--json"]
     )
@@ -129,7 +131,7 @@ def test_the_command(tmp_path, monkeypatch):
     assert good.exit_code == 0 and report["ok"]
     found = {finding["name"]: finding["level"] for finding in report["findings"]}
     assert found["host other"] == found["shared folder"] == found["device"] == found["numpy"] == "ok"
-    monkeypatch.setattr(doctor_command, "is_free", lambda port: port != 8118)
+    monkeypatch.setattr(doctor, "is_free", lambda port: port != 8118)
     bad = CliRunner().invoke(app, ["doctor", "--port", "8118", "--port", "8119", "--shared", str(tmp_path / "no")])
     assert bad.exit_code == 1
     assert (
@@ -137,7 +139,7 @@ def test_the_command(tmp_path, monkeypatch):
         and "8119 is free" in bad.stdout
         and f"{tmp_path / 'no'}: no such folder" in bad.stdout
     )
-    assert os.listdir(tmp_path) == [doctor_command.MARKS]
+    assert os.listdir(tmp_path) == [doctor.MARKS]
 
 
 def test_wrong_options():

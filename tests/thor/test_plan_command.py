@@ -7,13 +7,13 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.profiles import profile as plain_profile
-from thor import commands, plan_command
+from thor.cli import app, plan
 from thor.simulation.network import Link, Network
 
 
 @pytest.fixture(autouse=True)
 def _wide(monkeypatch):
-    monkeypatch.setattr(plan_command.console, "_width", 120)
+    monkeypatch.setattr(plan.console, "_width", 120)
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def path(tmp_path):
 
 def plan(path, *arguments):
     given = ["plan", "--profile", path, "--step-ms", "20", "--batch", "32", "--devices", "4,8", *arguments]
-    return CliRunner().invoke(commands.app, [str(argument) for argument in given])
+    return CliRunner().invoke(app.app, [str(argument) for argument in given])
 
 
 def test_table_numbers_and_picture(path, tmp_path):
@@ -37,7 +37,7 @@ def test_table_numbers_and_picture(path, tmp_path):
     ]
     settings = data["settings"]
     assert (settings["factor_ms"], settings["factor_interval"]) == (8.0, 5)
-    assert settings["precondition_ms"] == plan_command.PRECONDITION_SHARE * 20
+    assert settings["precondition_ms"] == plan.PRECONDITION_SHARE * 20
     rows = [line.split() for line in result.stdout.splitlines()]
     for estimate in data["estimates"]:
         row = next(r for r in rows if r[:2] == [str(estimate["devices"]), estimate["strategy"]])

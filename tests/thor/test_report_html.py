@@ -7,9 +7,9 @@ from html.parser import HTMLParser
 import pytest
 from typer.testing import CliRunner
 
-from thor.commands import app
-from thor.profile.target import UsageError
+from thor.cli.app import app
 from thor.report.html import read, render, write
+from thor.runtime.errors import UsageError
 
 VOID = {"meta", "br", "img", "link", "hr"}
 LAYERS = ["conv1", "fc & <b>last</b>"]

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from thor.profile.target import UsageError
 from thor.report import figures
 from thor.report.metrics_file import Line, LinesError, read_lines
+from thor.runtime.errors import UsageError
 from thor.runtime.json_files import parse
 
 _STYLE = """

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from mindspore import Tensor, nn
 
-from thor.profile import target
-from thor.profile.target import UsageError
+from thor.cli import network_argument
+from thor.runtime.errors import UsageError
 
 MODULE = """
 import numpy as np
@@ -60,16 +60,16 @@ def module(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def _here(module, monkeypatch):
     monkeypatch.chdir(module)
-    monkeypatch.setattr(target.sys, "path", list(target.sys.path))
+    monkeypatch.setattr(network_argument.sys, "path", list(network_argument.sys.path))
 
 
 def test_a_network_is_what_its_callable_makes():
-    assert target.build_network("tinynet:build", None).out_channels == 3
-    assert target.build_network("tinynet:build", 7).out_channels == 3  # it takes no num_classes
-    assert target.build_network("tinynet:sized", 7).out_channels == 7
-    assert target.build_network("tinynet:sized", None).out_channels == 5
-    assert target.build_network("tinynet:ready", None).out_channels == 2
-    assert target.build_network("netpack.resnet:make", None).out_channels == 1
+    assert network_argument.build_network("tinynet:build", None).out_channels == 3
+    assert network_argument.build_network("tinynet:build", 7).out_channels == 3  # it takes no num_classes
+    assert network_argument.build_network("tinynet:sized", 7).out_channels == 7
+    assert network_argument.build_network("tinynet:sized", None).out_channels == 5
+    assert network_argument.build_network("tinynet:ready", None).out_channels == 2
+    assert network_argument.build_network("netpack.resnet:make", None).out_channels == 1
 
 
 @pytest.mark.parametrize(
@@ -93,27 +93,27 @@ def test_a_network_is_what_its_callable_makes():
 )
 def test_a_name_that_is_none_is_answered_with_the_nearest(name, words):
     with pytest.raises(UsageError) as caught:
-        target.build_network(name, None)
+        network_argument.build_network(name, None)
     assert all(word in str(caught.value) for word in words), str(caught.value)
 
 
 def test_shapes_and_losses():
-    assert target.parse_shape("8,3,224,224") == (8, 3, 224, 224)
+    assert network_argument.parse_shape("8,3,224,224") == (8, 3, 224, 224)
     for bad in ("8", "8,x", "8,0", "8,-1", "", "8;3"):
         with pytest.raises(UsageError, match="--input .*as positive integers, as in 8,3,224,224"):
-            target.parse_shape(bad)
+            network_argument.parse_shape(bad)
     output, goal = Tensor(np.full((2, 3), 2.0, np.float32)), Tensor(np.zeros((2, 3), np.float32))
-    assert float(target.build_loss("squared-error")(output, goal).asnumpy()) == 12.0
-    assert isinstance(target.build_loss("cross-entropy"), nn.CrossEntropyLoss)
-    assert isinstance(target.build_loss("tinynet:Loss"), nn.Cell)
+    assert float(network_argument.build_loss("squared-error")(output, goal).asnumpy()) == 12.0
+    assert isinstance(network_argument.build_loss("cross-entropy"), nn.CrossEntropyLoss)
+    assert isinstance(network_argument.build_loss("tinynet:Loss"), nn.Cell)
     with pytest.raises(UsageError, match="--loss 'mse': must be one of cross-entropy, squared-error, or module:call"):
-        target.build_loss("mse")
+        network_argument.build_loss("mse")
     with pytest.raises(UsageError, match="--loss tinynet:three is a int, not a callable"):
-        target.build_loss("tinynet:three")
+        network_argument.build_loss("tinynet:three")
 
 
 def batches(data, shape=None, count=3, reconstruct=False):
-    source, stream = target.build_batches(data, shape, 10, count, 2, reconstruct, 0)
+    source, stream = network_argument.build_batches(data, shape, 10, count, 2, reconstruct, 0)
     return source, list(stream())
 
 
@@ -142,7 +142,7 @@ def test_data_that_are_none_are_refused(data, words, monkeypatch):
         raise ImportError(name)
 
     if data == "fashion-mnist":
-        monkeypatch.setattr(target.importlib, "import_module", elsewhere)
+        monkeypatch.setattr(network_argument.importlib, "import_module", elsewhere)
     with pytest.raises(UsageError) as caught:
         batches(data)
     assert all(word in str(caught.value) for word in words), str(caught.value)

@@ -1,4 +1,4 @@
-"""``thor doctor``: gathers the facts about this machine, and shows the findings of :mod:`thor.doctor`."""
+"""``thor doctor``: gathers the facts about this machine, and shows the findings of :mod:`thor.cli.doctor_findings`."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ import numpy
 import typer
 from rich.console import Console
 
-from thor import doctor
-from thor.doctor import Finding
+from thor.cli import doctor_findings
+from thor.cli.doctor_findings import Finding
 from thor.runtime import device
 from thor.runtime.memory import available_memory
 
@@ -57,19 +57,19 @@ def doctor_command(
 
 def examine(wanted: str, ports: Sequence[int], shared: Path | None, others: Sequence[str]) -> Iterator[Finding]:
     """All findings about this machine."""
-    yield from doctor.versions(sys.version_info[:3], mindspore.__version__, numpy.__version__)
+    yield from doctor_findings.versions(sys.version_info[:3], mindspore.__version__, numpy.__version__)
     tools = {name: shutil.which(name) for name in TOOLS}
-    yield doctor.device(wanted, device.present(), tools, os.environ)
-    yield doctor.instruction_set(cpu_flags(), device.convolution_path())
-    yield doctor.cached_graphs(device.caches_graphs())
-    yield doctor.memory(available_memory())
+    yield doctor_findings.device(wanted, device.present(), tools, os.environ)
+    yield doctor_findings.instruction_set(cpu_flags(), device.convolution_path())
+    yield doctor_findings.cached_graphs(device.caches_graphs())
+    yield doctor_findings.memory(available_memory())
     folder = shared or Path.cwd()
     if folder.is_dir():
-        yield doctor.disk(shutil.disk_usage(folder).free, str(folder))
+        yield doctor_findings.disk(shutil.disk_usage(folder).free, str(folder))
     python = shutil.which("python")
-    yield doctor.msrun(shutil.which("msrun"), python, sys.prefix, prefix_of(python))
+    yield doctor_findings.msrun(shutil.which("msrun"), python, sys.prefix, prefix_of(python))
     for number in ports:
-        yield doctor.port(number, is_free(number))
+        yield doctor_findings.port(number, is_free(number))
     if shared is not None:
         yield from _shared(shared, others)
 
@@ -79,11 +79,13 @@ def _shared(folder: Path, others: Sequence[str]) -> Iterator[Finding]:
     try:
         now, skew = leave_mark(folder, socket.gethostname())
     except OSError as error:
-        yield doctor.shared_folder(str(folder), error.strerror or str(error))
+        yield doctor_findings.shared_folder(str(folder), error.strerror or str(error))
         return
-    yield doctor.shared_folder(str(folder), None)
-    yield doctor.clock(skew)
-    yield from doctor.hosts(others, {mark.name: mark.stat().st_mtime for mark in (folder / MARKS).iterdir()}, now)
+    yield doctor_findings.shared_folder(str(folder), None)
+    yield doctor_findings.clock(skew)
+    yield from doctor_findings.hosts(
+        others, {mark.name: mark.stat().st_mtime for mark in (folder / MARKS).iterdir()}, now
+    )
 
 
 def leave_mark(folder: Path, name: str) -> tuple[float, float]:

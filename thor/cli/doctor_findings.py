@@ -1,6 +1,6 @@
 """What is judged by ``thor doctor``: pure functions from facts about a machine to findings, each with its cure.
 
-The facts are gathered in :mod:`thor.doctor_command`.
+The facts are gathered in :mod:`thor.cli.doctor`.
 """
 
 from __future__ import annotations

@@ -15,12 +15,9 @@ import numpy as np
 from mindspore import Tensor, nn, ops
 
 from thor.profile.gather import synthetic_batches
+from thor.runtime.errors import UsageError
 
 LOSSES = ("cross-entropy", "squared-error")
-
-
-class UsageError(Exception):
-    """Something that the user can mend; the message says how."""
 
 
 def resolve(name: str) -> Any:

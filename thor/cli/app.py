@@ -2,57 +2,34 @@
 
 from __future__ import annotations
 
-import signal
-import sys
-import threading
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from first_order.checks import number
-from thor.doctor_command import doctor_command
-from thor.plan_command import plan_command
-from thor.profile import report, target
+from thor.cli import network_argument
+from thor.cli.doctor import doctor_command
+from thor.cli.plan import plan_command
+from thor.cli.terminal import INTERRUPTED, _Bars, _clear_errors, _interruptible, _Saver, _say, console
+from thor.profile import report
 from thor.profile.crossing import check_candidates, choose, read_curves
 from thor.profile.measure import Task, measure
 from thor.profile.profile_file import Profile, ProfileError
 from thor.runtime import device
-from thor.runtime.errors import own_words
+from thor.runtime.errors import UsageError, own_words
 from thor.runtime.memory import available_memory
 
 app = typer.Typer(
     help="Second-order optimization for MindSpore: choose THOR's block size by measuring.",
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
 )  # fmt: skip
-console = Console()
-INTERRUPTED = 130
-
-
-def _say(text: str) -> None:
-    """One line as it is: paths may hold what rich takes for markup, and are not to be wrapped."""
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 @app.callback()
 def root() -> None:
     """Keep sub-commands even when there is one."""
-
-
-@contextmanager
-def _clear_errors() -> Iterator[None]:
-    """One line for what the user can mend, no traceback."""
-    try:
-        yield
-    except (target.UsageError, ProfileError, ValueError, TypeError, MemoryError, FloatingPointError, OSError) as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from error
 
 
 @app.command()
@@ -90,17 +67,17 @@ def profile(
         resume = _to_go_on_from(out, fresh)
         name = device.select(device_name)
         ms.set_seed(seed)
-        shape = target.parse_shape(input) if input is not None else None
+        shape = network_argument.parse_shape(input) if input is not None else None
         candidates = _parse_dims(dims)
-        net = target.build_network(network, classes)
-        source, stream = target.build_batches(
+        net = network_argument.build_network(network, classes)
+        source, stream = network_argument.build_batches(
             data, shape, classes or 10, batches, batch_size, loss == "squared-error", seed
         )
         describe = {"network": network, "source": source, "input": input, "batches": batches, "seed": seed,
                     "loss": loss, "classes": classes,
                     "batch_size": batch_size if data else (shape or (0,))[0]}  # fmt: skip
         task = Task(
-            net=net, loss_fn=target.build_loss(loss), batches=stream, dims=candidates, threshold=threshold, rank=rank,
+            net=net, loss_fn=network_argument.build_loss(loss), batches=stream, dims=candidates, threshold=threshold, rank=rank,
             damping=damping, skip=tuple(skip or ()), inverse=inverse, describe=describe,
             memory=int(memory * 2**30) if memory is not None else available_memory() // 2,
         )  # fmt: skip
@@ -116,9 +93,7 @@ def profile(
 def _check_options(out: Path | None, threshold: float, damping: float, budget: float) -> None:
     """Refuse before anything is measured."""
     if out is not None and out.suffix == ".png":
-        raise target.UsageError(
-            f"--out {out}: the picture is written beside the profile; give a name that ends in .json"
-        )
+        raise UsageError(f"--out {out}: the picture is written beside the profile; give a name that ends in .json")
     _check_share("--threshold", threshold)
     number("--damping", damping, 0.0, open_low=True)
     _check_budget(budget)
@@ -126,12 +101,12 @@ def _check_options(out: Path | None, threshold: float, damping: float, budget: f
 
 def _check_share(name: str, value: float) -> None:
     if not 0 < value < 1:
-        raise target.UsageError(f"{name} must lie between 0 and 1, but got {value}")
+        raise UsageError(f"{name} must lie between 0 and 1, but got {value}")
 
 
 def _check_budget(budget: float) -> None:
     if not budget > 0:
-        raise target.UsageError(f"--budget must be greater than 0 seconds, but got {budget}")
+        raise UsageError(f"--budget must be greater than 0 seconds, but got {budget}")
 
 
 def _parse_dims(text: str | None) -> list[int] | None:
@@ -140,36 +115,34 @@ def _parse_dims(text: str | None) -> list[int] | None:
     try:
         return check_candidates([int(part) for part in text.split(",")])
     except ValueError:
-        raise target.UsageError(
-            f"--dims {text!r}: give at least two different positive integers, as in 1,16,32,64"
-        ) from None
+        raise UsageError(f"--dims {text!r}: give at least two different positive integers, as in 1,16,32,64") from None
 
 
 def _count_batches(task: Task, asked: int) -> None:
     """Refuse data that run out: the report would tell of batches that nothing was averaged over."""
     there = sum(1 for _ in islice(task.batches(), asked))
     if 0 < there < asked:
-        raise target.UsageError(f"--batches {asked}: the data has {there} only")
+        raise UsageError(f"--batches {asked}: the data has {there} only")
 
 
 def _try_network(net: Any, task: Task) -> None:
     """One forward pass, so that a wrong shape is reported before anything is measured."""
     inputs = next(task.batches(), None)
     if inputs is None:
-        raise target.UsageError("the data has no batch (is --batch-size larger than the data?)")
+        raise UsageError("the data has no batch (is --batch-size larger than the data?)")
     net.set_train(False)  # normalisation layers keep their statistics
     try:
         output = _computed(net(*inputs[:-1]) if task.loss_fn is not None else net(*inputs))
     except Exception as error:
         shapes = " and ".join(str(tuple(item.shape)) for item in inputs[:-1])
-        raise target.UsageError(
+        raise UsageError(
             f"the network does not take an input of shape {shapes}; it says:\n{own_words(error)}"
         ) from error
     try:
         if task.loss_fn is not None:
             _computed(task.loss_fn(output, inputs[-1]))
     except Exception as error:
-        raise target.UsageError(
+        raise UsageError(
             f"the loss does not take outputs of shape {getattr(output, 'shape', type(output).__name__)} with targets "
             f"of shape {tuple(inputs[-1].shape)} (see --loss and --classes); it says:\n{own_words(error)}"
         ) from error
@@ -192,7 +165,7 @@ def _to_go_on_from(out: Path | None, fresh: bool) -> Profile | None:
         raise ProfileError(f"{error} (give --fresh to overwrite it, or another --out)") from error
     if found.complete:
         about = found.settings.get("network", "a network")
-        raise target.UsageError(
+        raise UsageError(
             f"--out {out}: holds a complete profile of {about}, which thor show prints; give --fresh to measure anew, "
             f"or another --out"
         )
@@ -215,75 +188,6 @@ def _measure(task: Task, out: Path | None, resume: Profile | None) -> Profile:
         raise typer.Exit(INTERRUPTED) from None
     saved.flush()
     return result
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """Let Ctrl-C, and a SIGTERM, raise KeyboardInterrupt.
-
-    MindSpore takes SIGINT for itself once it has run an operator, and answers it by sending its own process a SIGTERM,
-    which would end it without a word.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        for number in before:
-            signal.signal(number, signal.default_int_handler)
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: not set by Python
-
-
-class _Saver:
-    """Writes the growing profile, at most every few seconds."""
-
-    def __init__(self, path: Path | None, every: float = 5.0):
-        self.path, self.every = path, every
-        self.last = 0.0
-        self.waiting: Profile | None = None
-
-    def __call__(self, current: Profile) -> None:
-        self.waiting = current
-        if time.monotonic() - self.last >= self.every:
-            self.flush()
-
-    def flush(self) -> None:
-        if self.path is not None and self.waiting is not None:
-            self.waiting.save(self.path)
-            self.last, self.waiting = time.monotonic(), None
-
-
-class _Bars:
-    """One live bar for the stage at hand, with the time that is left; one line a stage where nobody watches."""
-
-    def __init__(self) -> None:
-        self.progress = Progress(
-            SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"),
-            TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), console=console, transient=True,
-            disable=not sys.stdout.isatty(),
-        )  # fmt: skip
-        self.current: TaskID | None = None
-
-    def __enter__(self) -> _Bars:
-        self.progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.progress.stop()
-
-    def stage(self, name: str, total: float) -> None:
-        if self.current is not None:
-            self.progress.remove_task(self.current)
-        if self.progress.disable:
-            console.print(f"{name} ...")
-        self.current = self.progress.add_task(name, total=total)
-
-    def advance(self, amount: float) -> None:
-        if self.current is not None:
-            self.progress.advance(self.current, amount)
 
 
 def _draw(result: Profile, out: Path) -> None:

@@ -8,7 +8,7 @@ import sys
 def main() -> None:
     """Run the command line, with a clear line where its own libraries are missing."""
     try:
-        from thor.commands import app
+        from thor.cli.app import app
     except ModuleNotFoundError as error:
         if error.name not in ("typer", "rich", "matplotlib", "click"):
             raise
