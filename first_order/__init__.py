@@ -1,6 +1,6 @@
 """First-order optimizers for MindSpore, number for number as the systems that define them."""
 
-from first_order.adafactor import Adafactor, adafactor_init, adafactor_update
+from first_order.adafactor.optimizer import Adafactor, adafactor_init, adafactor_update
 from first_order.adam import Adam, adam_update, sparse_adam_update
 from first_order.momentum import Momentum, momentum_update
 

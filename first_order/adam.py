@@ -12,8 +12,8 @@ import numpy as np
 from mindspore import Parameter, Tensor, ops
 
 from first_order import checks
-from first_order.optimizer import FirstOrder, write_all
-from first_order.sparse import check_rows, dense_gradient, seen_rows
+from first_order.base import FirstOrder, write_all
+from first_order.sparse_gradients import check_rows, dense_gradient, seen_rows
 from first_order.tensors import on_host, scalar, working_type
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from mindspore import Tensor, ops
 
 from first_order import checks
-from first_order.optimizer import FirstOrder, write_all
+from first_order.base import FirstOrder, write_all
 from first_order.tensors import on_host, scalar, working_type
 
 MODES = ("standard", "nesterov")

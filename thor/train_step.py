@@ -16,8 +16,8 @@ from typing import Any
 import mindspore as ms
 from mindspore import Parameter, Tensor, nn, ops
 
+from first_order.base import FirstOrder
 from first_order.checks import check_int
-from first_order.optimizer import FirstOrder
 from thor.distributed.agreement import refresh_alike, same_everywhere, settings_to_share
 from thor.distributed.ranks import copy_first
 from thor.distributed.reduce import Means, alone

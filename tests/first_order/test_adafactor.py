@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from mindspore import Tensor, nn
 
 from first_order import Adafactor, adafactor_init, adafactor_update
-from first_order.buckets import make_buckets
-from first_order.factored import Products, Reductions, StackedReductions
+from first_order.adafactor.buckets import make_buckets
+from first_order.adafactor.factored_moments import Products, Reductions, StackedReductions
 from tests.first_order.arrays import SHAPES, arrays, assert_close, make_parameters, tensors
 from tests.first_order.torch_adafactor import Torch, assert_same
 

@@ -7,13 +7,14 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.profiles import profile as plain_profile
-from thor.cli import app, plan
+from thor.cli import app
+from thor.cli import plan as plan_command
 from thor.simulation.network import Link, Network
 
 
 @pytest.fixture(autouse=True)
 def _wide(monkeypatch):
-    monkeypatch.setattr(plan.console, "_width", 120)
+    monkeypatch.setattr(plan_command.console, "_width", 120)
 
 
 @pytest.fixture

@@ -77,8 +77,8 @@ def profile(
                     "loss": loss, "classes": classes,
                     "batch_size": batch_size if data else (shape or (0,))[0]}  # fmt: skip
         task = Task(
-            net=net, loss_fn=network_argument.build_loss(loss), batches=stream, dims=candidates, threshold=threshold, rank=rank,
-            damping=damping, skip=tuple(skip or ()), inverse=inverse, describe=describe,
+            net=net, loss_fn=network_argument.build_loss(loss), batches=stream, dims=candidates, threshold=threshold,
+            rank=rank, damping=damping, skip=tuple(skip or ()), inverse=inverse, describe=describe,
             memory=int(memory * 2**30) if memory is not None else available_memory() // 2,
         )  # fmt: skip
         _count_batches(task, batches)

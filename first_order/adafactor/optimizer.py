@@ -13,12 +13,13 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
-from first_order import checks, torch_layout
-from first_order.buckets import BucketStep, make_buckets
-from first_order.factored import Reductions, adafactor_step, machine_epsilon, state_shapes
-from first_order.hooks import HookedOptimizer
-from first_order.optimizer import FirstOrder
-from first_order.param_groups import ParamGroup, read_options, split_group, split_groups, with_rate
+from first_order import checks
+from first_order.adafactor import torch_state_dict
+from first_order.adafactor.buckets import BucketStep, make_buckets
+from first_order.adafactor.factored_moments import Reductions, adafactor_step, machine_epsilon, state_shapes
+from first_order.adafactor.hooks import HookedOptimizer
+from first_order.adafactor.param_groups import ParamGroup, read_options, split_group, split_groups, with_rate
+from first_order.base import FirstOrder
 from first_order.tensors import on_host, scalar, working_type
 
 #: Buckets in one loop of the compiled step.
@@ -341,7 +342,7 @@ class Adafactor(HookedOptimizer, FirstOrder):
         """
         for hook in self._save_pre_hooks:
             hook(self)
-        state = torch_layout.written(self, convert)
+        state = torch_state_dict.written(self, convert)
         for hook in self._save_post_hooks:
             state = hook(self, state) or state
         return state
@@ -353,7 +354,7 @@ class Adafactor(HookedOptimizer, FirstOrder):
         """
         for hook in self._load_pre_hooks:
             state_dict = hook(self, state_dict) or state_dict
-        torch_layout.read(self, state_dict)
+        torch_state_dict.read(self, state_dict)
         for hook in self._load_post_hooks:
             hook(self)
 

@@ -12,7 +12,7 @@ import mindspore as ms
 from mindspore import Parameter, Tensor, nn, ops
 
 from first_order import checks
-from first_order.optimizer import parameter_groups
+from first_order.base import parameter_groups
 
 
 def read_options(**options: Any) -> dict[str, Any]:

@@ -9,14 +9,14 @@ from typing import Any
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore.ops import functional as F
 
-from first_order.factored import (
+from first_order.adafactor.factored_moments import (  # fmt: skip
     Products,
     Reductions,
     StackedReductions,
     adafactor_step,
     machine_epsilon,
     state_shapes,
-)  # fmt: skip
+)
 from first_order.tensors import working_type
 
 #: With foreach=None, tensors of up to so many entries are stacked: an operator's fixed cost outweighs the copies.

@@ -9,8 +9,8 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, ops
 
-from first_order.factored import state_shapes
-from first_order.param_groups import rate_on_host, read_options
+from first_order.adafactor.factored_moments import state_shapes
+from first_order.adafactor.param_groups import rate_on_host, read_options
 
 #: PyTorch's names of the factors.
 NAMES = {"row": "row_var", "col": "col_var", "variance": "variance"}

@@ -1,0 +1,1 @@
+"""Adafactor, number for number as PyTorch's."""
