@@ -34,7 +34,7 @@ data: $(STAMP) ## bring Fashion-MNIST (31 MB, once)
 	@$(PYTHON) -m scripts.data.fashion_mnist
 
 bench: $(STAMP) ## measure step times: Momentum, THOR's plain step, curvature step, refresh
-	$(PYTHON) scripts/bench_step.py
+	$(PYTHON) scripts/bench/step.py
 
 docs: $(STAMP) ## build the documentation into site/
 	$(PYTHON) -m mkdocs build --strict --site-dir site

@@ -16,9 +16,9 @@ from pathlib import Path
 os.environ.setdefault("GLOG_v", "3")  # MindSpore: errors only, before it is imported
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from scripts.arguments import file_to_write  # noqa: E402
-from scripts.errors import run_program, writing  # noqa: E402
-from scripts.restore import checkpoint_of, settings_of  # noqa: E402
+from scripts.common.arguments import file_to_write  # noqa: E402
+from scripts.common.errors import run_program, writing  # noqa: E402
+from scripts.run_folder.restore import checkpoint_of, settings_of  # noqa: E402
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -33,13 +33,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     settings = settings_of(options.folder, overrides)
     path = checkpoint_of(options.folder, options.checkpoint)
 
-    from scripts.build import build, make_convolutions_fast
-    from scripts.checkpoint import load_network
-    from scripts.classes import check_classes
-    from scripts.evaluation import Evaluator
-    from scripts.feeds import open_feeds
-    from scripts.fitting import check_fit
-    from scripts.words import words_of
+    from scripts.data.factory import open_feeds
+    from scripts.run_folder.checkpoints import load_network
+    from scripts.run_folder.class_names_file import check_classes
+    from scripts.run_folder.vocabulary_file import words_of
+    from scripts.training.build import build, make_convolutions_fast
+    from scripts.training.check_shapes import check_fit
+    from scripts.training.evaluation import Evaluator
 
     parts = build(settings, open_feeds(settings, words_of(options.folder)))
     check_classes(options.folder, parts.feeds)

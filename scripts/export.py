@@ -19,10 +19,10 @@ from typing import Any
 os.environ.setdefault("GLOG_v", "3")  # MindSpore: errors only, before it is imported
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from scripts.arguments import file_to_write  # noqa: E402
-from scripts.errors import UserError, run_program, writing  # noqa: E402
-from scripts.restore import checkpoint_of, settings_of  # noqa: E402
-from scripts.settings import TrainSettings  # noqa: E402
+from scripts.common.arguments import file_to_write  # noqa: E402
+from scripts.common.errors import UserError, run_program, writing  # noqa: E402
+from scripts.run_folder.restore import checkpoint_of, settings_of  # noqa: E402
+from scripts.settings.train_settings import TrainSettings  # noqa: E402
 
 ENDINGS = {"mindir": ".mindir", "onnx": ".onnx"}
 IMAGES = {"fashion_mnist": (1, 28, 28), "cifar10": (3, 32, 32), "cifar100": (3, 32, 32)}
@@ -60,9 +60,9 @@ def export(
     """Write the network with a checkpoint's weights; which weights these are, and what was made once it is complete."""
     import mindspore as ms
 
-    from scripts.build import select_device
-    from scripts.checkpoint import load_network
-    from scripts.networks import build_network
+    from scripts.run_folder.checkpoints import load_network
+    from scripts.training.build import select_device
+    from scripts.training.networks import build_network
 
     select_device(settings.device)
     ms.set_context(mode=ms.GRAPH_MODE)
@@ -95,7 +95,7 @@ def _from_data(settings: TrainSettings, run: Path) -> dict[str, Any]:
     """Arguments of the network that the data decide: a text's number of words, which the run's folder tells."""
     if settings.data.name != "text":
         return {}
-    from scripts.words import words_of
+    from scripts.run_folder.vocabulary_file import words_of
 
     words = words_of(run)
     if words is None:

@@ -22,9 +22,9 @@ from matplotlib.figure import Figure  # noqa: E402
 from matplotlib.lines import Line2D  # noqa: E402
 from matplotlib.ticker import MaxNLocator  # noqa: E402
 
-from scripts.arguments import picture_to_write  # noqa: E402
-from scripts.errors import UserError, run_program, writing  # noqa: E402
-from scripts.recorder import METRICS, read_metrics  # noqa: E402
+from scripts.common.arguments import picture_to_write  # noqa: E402
+from scripts.common.errors import UserError, run_program, writing  # noqa: E402
+from scripts.run_folder.metrics_recorder import METRICS, read_metrics  # noqa: E402
 
 Lines = list[dict[str, Any]]
 

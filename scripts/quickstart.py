@@ -20,8 +20,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 
-from scripts.config import load_config  # noqa: E402
-from scripts.errors import INTERRUPTED, UserError, run_program  # noqa: E402
+from scripts.common.errors import INTERRUPTED, UserError, run_program  # noqa: E402
+from scripts.settings.yaml_config import load_config  # noqa: E402
 
 CONFIGS = Path(__file__).parent / "config"
 OPTIMIZERS = ("thor", "momentum")
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         folder = out / optimizer
         settings = load_config(CONFIGS / f"quickstart_{optimizer}.yaml", [*overrides, "--out", str(folder)])
 
-        from scripts.training import train
+        from scripts.training.loop import train
 
         if not train(settings, console=console, overwrite=True).finished:
             print(

@@ -21,9 +21,9 @@ from pathlib import Path
 os.environ.setdefault("GLOG_v", "3")  # MindSpore: errors only, before it is imported
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from scripts.config import load_config  # noqa: E402
-from scripts.errors import INTERRUPTED, STOPPED, UserError, run_program  # noqa: E402
-from scripts.stopping import ended_by_file  # noqa: E402
+from scripts.common.errors import INTERRUPTED, STOPPED, UserError, run_program  # noqa: E402
+from scripts.run_folder.stop_request import ended_by_file  # noqa: E402
+from scripts.settings.yaml_config import load_config  # noqa: E402
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -34,12 +34,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     settings = load_config(options.config, overrides)
 
     if options.dry_run:
-        from scripts.dry_run import show
+        from scripts.training.dry_run import show
 
         show(settings)
         return 0
 
-    from scripts.training import CONFIG, train
+    from scripts.training.loop import CONFIG, train
 
     resume = {"no": False, "last": True}.get(options.resume, options.resume)
     run = train(settings, resume=resume, overwrite=options.overwrite)

@@ -7,7 +7,7 @@ import signal
 from dataclasses import dataclass
 from enum import IntEnum
 
-from scripts.errors import INTERRUPTED, STOPPED
+from scripts.common.errors import INTERRUPTED, STOPPED
 
 
 class Kind(IntEnum):

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from scripts.cores import share_of_cores
-from scripts.errors import UserError
+from scripts.common.cpu_cores import share_of_cores
+from scripts.common.errors import UserError
 
 LOCAL = "127.0.0.1"
 ROOT = Path(__file__).resolve().parents[2]

@@ -24,8 +24,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import typer  # noqa: E402
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator  # noqa: E402
 
-from scripts.errors import UserError, run_program, writing  # noqa: E402
-from scripts.whole import write_whole  # noqa: E402
+from scripts.common.atomic_write import write_whole  # noqa: E402
+from scripts.common.errors import UserError, run_program, writing  # noqa: E402
 from thor.runtime.json_files import parse  # noqa: E402
 
 

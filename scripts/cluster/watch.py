@@ -20,13 +20,13 @@ from typing import IO
 
 import psutil
 
-from scripts import heartbeat
 from scripts.cluster import causes, processes
 from scripts.cluster.causes import Cause, Kind
 from scripts.cluster.msrun import Job
-from scripts.errors import INTERRUPTED, STOPPED, USAGE_ERROR
-from scripts.heartbeat import DONE, STARTING, Beat
-from scripts.stopping import BEGAN
+from scripts.common.errors import INTERRUPTED, STOPPED, USAGE_ERROR
+from scripts.run_folder import heartbeat
+from scripts.run_folder.heartbeat import DONE, STARTING, Beat
+from scripts.run_folder.stop_request import BEGAN
 
 POLL = 0.25  # seconds between two looks
 LEFT_EARLY = 3.0  # seconds that msrun has to tell the status of a process that is gone; it looks once a second

@@ -1,1 +1,1 @@
-"""Which optimizer gets where how fast: tasks, search, runs, results of bench_convergence.py."""
+"""Which optimizer gets where how fast: tasks, search, runs, results of convergence/run.py."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scripts.convergence.tasks import Task
-from scripts.recorder import SUMMARY, read_metrics
+from scripts.run_folder.metrics_recorder import SUMMARY, read_metrics
 from thor.report.metrics_file import Line
 from thor.runtime.json_files import parse
 

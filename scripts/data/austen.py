@@ -9,8 +9,8 @@ from __future__ import annotations
 import zlib
 from pathlib import Path
 
+from scripts.common.errors import UserError, run_program
 from scripts.data import fetch
-from scripts.errors import UserError, run_program
 
 VARIABLE = "AUSTEN_DIR"
 PACKAGE = "r-cran-janeaustenr"

@@ -10,10 +10,10 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+from scripts.common.errors import UserError, run_program
 from scripts.data import fetch
 from scripts.data.batches import Split
 from scripts.data.idx import read_images, read_labels
-from scripts.errors import UserError, run_program
 
 VARIABLE = "FASHION_MNIST_DIR"
 PACKAGE = "dataset-fashion-mnist"

@@ -13,7 +13,7 @@ import re
 import shutil
 from pathlib import Path
 
-from scripts.errors import UserError
+from scripts.common.errors import UserError
 
 PACKAGE = "foolbox==3.3.4"
 CLASSES = 1000

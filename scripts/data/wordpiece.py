@@ -17,8 +17,8 @@ import tokenizers
 from numpy.typing import NDArray
 from tokenizers.implementations import BertWordPieceTokenizer
 
-from scripts.errors import UserError
-from scripts.whole import write_whole
+from scripts.common.atomic_write import write_whole
+from scripts.common.errors import UserError
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")  # their places are their numbers, 0 to 4
 PAD, UNKNOWN, START, END, MASK = range(len(SPECIAL))

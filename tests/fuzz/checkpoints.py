@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 from mindspore import nn
 
-from scripts import checkpoint
-from scripts.position import Position
+from scripts.run_folder import checkpoints
+from scripts.run_folder.progress_record import Position
 
 OLDER, NEWER = 3, 7
 NEWEST = Path(f"step-{NEWER:08d}.json")
@@ -27,21 +27,21 @@ def position(step: int) -> Position:
 
 def make(folder: Path) -> None:
     for step in (OLDER, NEWER):
-        checkpoint.save(folder, checkpoint.tensors_of((network(step),)), position(step), keep=2)
+        checkpoints.save(folder, checkpoints.tensors_of((network(step),)), position(step), keep=2)
 
 
 def resume(folder: Path) -> Found:
     """As --resume does."""
-    step = checkpoint.last_step(folder)
+    step = checkpoints.last_step(folder)
     assert step is not None
     net = network()
-    return net, checkpoint.load(folder, step, (net,), 0)
+    return net, checkpoints.load(folder, step, (net,), 0)
 
 
 def evaluate(folder: Path) -> Found:
     """As scripts/eval.py does."""
     net = network()
-    checkpoint.load_network(checkpoint.choose(folder, "best"), net)
+    checkpoints.load_network(checkpoints.choose(folder, "best"), net)
     return net, None
 
 
@@ -52,7 +52,7 @@ def is_the_newest(folder: Path, found: Found) -> None:
 
 def use_the_one_before(folder: Path) -> None:
     """What the refusal asks for: remove the file, and go on."""
-    for suffix in checkpoint.CHECKPOINT_SUFFIXES:
+    for suffix in checkpoints.CHECKPOINT_SUFFIXES:
         (folder / NEWEST).with_suffix(suffix).unlink(missing_ok=True)
         _must_be(OLDER, resume(folder))
 
@@ -60,7 +60,7 @@ def use_the_one_before(folder: Path) -> None:
 def evaluate_the_last(folder: Path) -> None:
     """What the refusal asks for."""
     net = network()
-    checkpoint.load_network(checkpoint.choose(folder, "last"), net)
+    checkpoints.load_network(checkpoints.choose(folder, "last"), net)
     _must_be(NEWER, (net, None))
 
 

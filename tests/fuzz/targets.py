@@ -14,11 +14,11 @@ from typing import Any
 import yaml
 
 from scripts.cluster import rank_table
+from scripts.common.errors import UserError
 from scripts.compare import read_result, table
-from scripts.config import load_config
-from scripts.errors import UserError
 from scripts.plot import plot
-from scripts.recorder import read_metrics
+from scripts.run_folder.metrics_recorder import read_metrics
+from scripts.settings.yaml_config import load_config
 from tests.fuzz import checkpoints
 from tests.fuzz.mutations import damaged_bytes, damaged_value
 from tests.profiles import profile

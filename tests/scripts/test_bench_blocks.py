@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from mindspore import nn
 
-from scripts import bench_blocks
+from scripts.bench import blocks
 
 
 def test_a_run_that_breaks_is_recorded_and_an_interrupt_costs_only_the_run_under_way(tmp_path, monkeypatch):
@@ -33,14 +33,14 @@ def test_a_run_that_breaks_is_recorded_and_an_interrupt_costs_only_the_run_under
             self.net, self.refresh_seconds, self.step = nn.Dense(3, 3), [], step_of(name)
 
     data = [np.ones((8, 3), np.float32)] * 4
-    monkeypatch.setattr(bench_blocks, "Run", Run)
-    monkeypatch.setattr(bench_blocks, "load", lambda task: data)
-    work = dataclasses.replace(bench_blocks.TASKS["autoencoder"], loss=nn.MSELoss(), batch=2)
-    monkeypatch.setitem(bench_blocks.TASKS, "autoencoder", work)
+    monkeypatch.setattr(blocks, "Run", Run)
+    monkeypatch.setattr(blocks, "load", lambda task: data)
+    work = dataclasses.replace(blocks.TASKS["autoencoder"], loss=nn.MSELoss(), batch=2)
+    monkeypatch.setitem(blocks.TASKS, "autoencoder", work)
     arguments = ["--epochs", "2", "--runs", "adam", "full", "momentum", "block 32", "--out", str(tmp_path / "new")]
-    monkeypatch.setattr(sys, "argv", ["bench_blocks.py", *arguments])
+    monkeypatch.setattr(sys, "argv", ["blocks.py", *arguments])
     with pytest.raises(KeyboardInterrupt):
-        bench_blocks.main()
+        blocks.main()
     results = json.loads((tmp_path / "new" / "autoencoder.json").read_text())["results"]
     assert {name: len(result["curve"]) for name, result in results.items()} == {"adam": 2, "full": 1, "momentum": 0}
     assert results["full"]["broken"] == "ten bad steps" and "broken" not in results["adam"]
@@ -57,9 +57,9 @@ def test_a_run_that_breaks_is_recorded_and_an_interrupt_costs_only_the_run_under
 )
 def test_a_wrong_argument_is_refused_and_leaves_an_earlier_result_alone(tmp_path, monkeypatch, capsys, wrong, words):
     (tmp_path / "autoencoder.json").write_text("earlier")
-    monkeypatch.setattr(bench_blocks, "load", lambda task: [np.ones((0, 3), np.float32)] * 4)
-    monkeypatch.setattr(sys, "argv", ["bench_blocks.py", "--runs", "adam", "--out", str(tmp_path), *wrong])
+    monkeypatch.setattr(blocks, "load", lambda task: [np.ones((0, 3), np.float32)] * 4)
+    monkeypatch.setattr(sys, "argv", ["blocks.py", "--runs", "adam", "--out", str(tmp_path), *wrong])
     with pytest.raises(SystemExit):
-        bench_blocks.main()
+        blocks.main()
     assert words in capsys.readouterr().err
     assert (tmp_path / "autoencoder.json").read_text() == "earlier"

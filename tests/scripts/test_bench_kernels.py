@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from mindspore import Tensor, ops
 
-from scripts.bench_kernels import KINDS, OTHER, busy, kind_of, measure
+from scripts.bench.kernels import KINDS, OTHER, busy, kind_of, measure
 
 
 @pytest.mark.parametrize(

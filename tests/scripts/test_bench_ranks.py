@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def bench(*arguments):
-    command = [sys.executable, str(ROOT / "scripts" / "cluster" / "bench_ranks.py"), *map(str, arguments)]
+    command = [sys.executable, str(ROOT / "scripts" / "bench" / "ranks.py"), *map(str, arguments)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
 
 

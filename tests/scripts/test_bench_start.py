@@ -4,7 +4,7 @@ import mindspore as ms
 from mindspore import Tensor
 from mindspore.graph import api
 
-from scripts.bench_start import compilations, in_fresh_process
+from scripts.bench.start import compilations, in_fresh_process
 
 
 def test_compilations_are_told_by_name_and_the_first_counts():

@@ -7,31 +7,31 @@ import sys
 import mindspore as ms
 import pytest
 
-from scripts import bench_step
-from scripts.arguments import file_to_write
+from scripts.bench import step
+from scripts.common.arguments import file_to_write
 
 TIMES = {"Momentum": 10.0, "plain": 11.0, "curvature": 20.0, "refresh": 30.0}
 
 
 def test_the_mean_step_of_an_interval_has_one_refresh_and_ten_gatherings():
-    assert bench_step.amortised(TIMES, 100) == pytest.approx((30 + 9 * 20 + 90 * 11) / 100)
-    assert bench_step.amortised(TIMES, 4) == pytest.approx((30 + 3 * 20) / 4)  # each step gathers
-    assert bench_step.amortised(TIMES, 15) == pytest.approx((30 + 14 * 20) / 15)  # a tenth of it is one step
-    assert bench_step.amortised(TIMES, 25) == pytest.approx((30 + 12 * 20 + 12 * 11) / 25)  # and of it two
+    assert step.amortised(TIMES, 100) == pytest.approx((30 + 9 * 20 + 90 * 11) / 100)
+    assert step.amortised(TIMES, 4) == pytest.approx((30 + 3 * 20) / 4)  # each step gathers
+    assert step.amortised(TIMES, 15) == pytest.approx((30 + 14 * 20) / 15)  # a tenth of it is one step
+    assert step.amortised(TIMES, 25) == pytest.approx((30 + 12 * 20 + 12 * 11) / 25)  # and of it two
 
 
 def test_a_ratio_is_of_steps_of_one_round():
     """The second round on a machine half as fast, the third with one slow step: medians of times say 20 / 10."""
-    found = bench_step.summary({"Momentum": [10.0, 20.0, 8.0], "plain": [11.0, 22.0, 20.0]})
+    found = step.summary({"Momentum": [10.0, 20.0, 8.0], "plain": [11.0, 22.0, 20.0]})
     assert found["ms"] == {"Momentum": 10.0, "plain": 20.0}
     assert found["ratio"] == {"Momentum": 1.0, "plain": pytest.approx(1.1)}
     assert found["quartiles"]["plain"] == [15.5, 21.0]
 
 
-@pytest.mark.parametrize("name", bench_step.NETWORKS)
+@pytest.mark.parametrize("name", step.NETWORKS)
 def test_the_baseline_trains_as_the_other_does(name):
     """Evaluated, BatchNorm takes half of the time: Momentum's step of ResNet-20 was 4 % too short for that."""
-    net, _, _ = bench_step.network(name, batch=1)
+    net, _, _ = step.network(name, batch=1)
     assert all(cell.training for _, cell in net.cells_and_names())
 
 
@@ -52,10 +52,10 @@ def test_an_interrupt_loses_the_network_under_way_only(monkeypatch, tmp_path, ca
         return {"ms": TIMES, "quartiles": quartiles, "ratio": ratio, "state_bytes": 2**20}
 
     out = tmp_path / "steps.json"
-    monkeypatch.setattr(bench_step, "measure", measure)
-    monkeypatch.setattr(sys, "argv", ["bench_step.py", "--network", "lenet", "bert", "--no-memory", "--out", str(out)])
+    monkeypatch.setattr(step, "measure", measure)
+    monkeypatch.setattr(sys, "argv", ["step.py", "--network", "lenet", "bert", "--no-memory", "--out", str(out)])
     with pytest.raises(KeyboardInterrupt):
-        bench_step.main()
+        step.main()
     assert "plain                   11.0 ms  [10.0, 12.0]  1.10 x" in capsys.readouterr().out
     found = json.loads(out.read_text())
     assert list(found) == ["lenet"]
@@ -67,30 +67,30 @@ def test_the_process_whose_memory_is_measured_has_the_options_of_the_one_that_is
 
     def in_a_process_of_its_own(command, **_):
         monkeypatch.setattr(sys, "argv", command[1:])
-        bench_step.main()
+        step.main()
         return subprocess.CompletedProcess(command, 0, "PEAK 1000\n")
 
     def measure(name, rounds, size, own, options):
         timed.append((name, size, options))
         return {"ms": TIMES, "quartiles": {}, "ratio": TIMES, "state_bytes": 0}
 
-    monkeypatch.setattr(bench_step.subprocess, "run", in_a_process_of_its_own)
-    monkeypatch.setattr(bench_step, "run_for_peak", lambda name, which, *about: asked.append((which, (name, *about))))
-    monkeypatch.setattr(bench_step, "measure", measure)
-    monkeypatch.setattr(bench_step, "report", lambda *_: None)
+    monkeypatch.setattr(step.subprocess, "run", in_a_process_of_its_own)
+    monkeypatch.setattr(step, "run_for_peak", lambda name, which, *about: asked.append((which, (name, *about))))
+    monkeypatch.setattr(step, "measure", measure)
+    monkeypatch.setattr(step, "report", lambda *_: None)
     options = ["--network", "lenet", "--batch", "3", "--split", "block", "--factor-share", "0.25", "--block-size", "64"]
-    monkeypatch.setattr(sys, "argv", ["bench_step.py", *options])
-    bench_step.main()
+    monkeypatch.setattr(sys, "argv", ["step.py", *options])
+    step.main()
     assert timed == [("lenet", 3, {"split": "block", "block_size": 64, "factor_share": 0.25})]
     assert asked == [("momentum", timed[0]), ("thor", timed[0])]
 
 
 def test_the_memory_that_counts_is_the_targets_own(monkeypatch):
-    monkeypatch.setattr(bench_step, "own_peak", lambda: 3)
-    monkeypatch.setattr(bench_step.ms.runtime, "max_memory_allocated", lambda: 7)
+    monkeypatch.setattr(step, "own_peak", lambda: 3)
+    monkeypatch.setattr(step.ms.runtime, "max_memory_allocated", lambda: 7)
     for target, held in (("CPU", 3), ("GPU", 7), ("Ascend", 7)):
-        monkeypatch.setattr(bench_step.thor.device, "current", lambda: target)  # noqa: B023
-        assert bench_step.held() == held
+        monkeypatch.setattr(step.thor.device, "current", lambda: target)  # noqa: B023
+        assert step.held() == held
 
 
 @pytest.mark.parametrize(
@@ -109,9 +109,9 @@ def test_the_memory_that_counts_is_the_targets_own(monkeypatch):
 def test_a_wrong_argument_is_refused_before_anything_is_measured(monkeypatch, tmp_path, capsys, wrong, words):
     (tmp_path / "file").write_text("")
     arguments = [part.format(folder=tmp_path) for part in wrong]
-    monkeypatch.setattr(sys, "argv", ["bench_step.py", *arguments])
+    monkeypatch.setattr(sys, "argv", ["step.py", *arguments])
     with pytest.raises(SystemExit):
-        bench_step.main()
+        step.main()
     assert words.format(folder=tmp_path) in capsys.readouterr().err
 
 

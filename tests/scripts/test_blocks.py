@@ -5,9 +5,9 @@ import shutil
 import numpy as np
 import pytest
 
-from scripts import blocks
-from scripts.errors import UserError
-from scripts.training import train
+from scripts.common.errors import UserError
+from scripts.run_folder import block_plan_file
+from scripts.training.loop import train
 from tests.scripts.test_training import interrupt_at, last_tensors, quiet
 from tests.scripts.tiny import tiny_settings
 
@@ -30,7 +30,7 @@ def test_a_run_goes_on_with_its_blocks_without_the_cache(tmp_path, monkeypatch):
     expected, found = last_tensors(whole.folder), last_tensors(run.folder)
     assert all(np.array_equal(expected[name], found[name]) for name in expected)
     with pytest.raises(UserError, match="cannot be written"):
-        blocks.keep_blocks(tmp_path / "nowhere", run.stepper.optimizer)
-    (run.folder / blocks.BLOCKS).write_text('{"block_size": 0}')
+        block_plan_file.keep_blocks(tmp_path / "nowhere", run.stepper.optimizer)
+    (run.folder / block_plan_file.BLOCKS).write_text('{"block_size": 0}')
     with pytest.raises(UserError, match=r"blocks\.json: does not hold the blocks of a run"):
         train(settings_of(tmp_path, "parts"), resume=True, console=quiet())

@@ -8,10 +8,10 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from scripts import compare, plot
-from scripts.checkpoint import choose
+from scripts.common.errors import UserError
 from scripts.compare import Result
-from scripts.errors import UserError
-from scripts.evaluation import Scores
+from scripts.run_folder.checkpoints import choose
+from scripts.training.evaluation import Scores
 
 
 def errors_of(*values):

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from scripts.config import differences, load_config, read_yaml, save_config, validate
-from scripts.errors import UserError
-from scripts.optimizers import trace_rule
-from scripts.ranks import with_ranks
-from scripts.settings import TrainSettings
+from scripts.common.errors import UserError
+from scripts.settings.train_settings import TrainSettings
+from scripts.settings.yaml_config import differences, load_config, read_yaml, save_config, validate
+from scripts.training.job_ranks import with_ranks
+from scripts.training.optimizers import trace_rule
 from thor.curvature.trace_rule import TraceRule
 
 ROOT = Path(__file__).resolve().parents[2]

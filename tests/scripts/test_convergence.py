@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from scripts.bench_convergence import Bench
-from scripts.config import differences, load_config, save_config, validate
+from scripts.common.errors import UserError
 from scripts.convergence import picture, results, search
 from scripts.convergence.pace import Pace
 from scripts.convergence.results import Outcome
+from scripts.convergence.run import Bench
 from scripts.convergence.tasks import TASKS
-from scripts.errors import UserError
-from scripts.occupied import occupied
+from scripts.run_folder.folder_lock import occupied
+from scripts.settings.yaml_config import differences, load_config, save_config, validate
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -271,7 +271,7 @@ def test_the_time_left_is_told_by_the_runs_of_this_process():
 
 
 def bench(*arguments, timeout=60):
-    command = [sys.executable, str(ROOT / "scripts" / "bench_convergence.py"), *map(str, arguments)]
+    command = [sys.executable, str(ROOT / "scripts" / "convergence" / "run.py"), *map(str, arguments)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout)
 
 
@@ -295,7 +295,7 @@ def test_what_is_refused(arguments, words):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_asked_to_end_alone_it_ends_its_training_too(number, tmp_path):
     """As a scheduler asks, which knows the one process: a training left behind would hold its folder and the cores."""
-    command = [sys.executable, str(ROOT / "scripts" / "bench_convergence.py"), "--quick", "--epochs", "99"]
+    command = [sys.executable, str(ROOT / "scripts" / "convergence" / "run.py"), "--quick", "--epochs", "99"]
     run = tmp_path / "quick" / "momentum" / "trial-0"
     log = run.with_suffix(".log")
     with subprocess.Popen([*command, "--out", str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True) as job:

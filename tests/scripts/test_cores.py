@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from scripts.cores import bind_to_next, cores_apart, own_cores
+from scripts.common.cpu_cores import bind_to_next, cores_apart, own_cores
 
 ASK = [sys.executable, "-c", "import os; print(sorted(os.sched_getaffinity(0)))"]
 

@@ -11,17 +11,17 @@ from mindspore import nn, ops
 from rich.console import Console
 
 from scripts import eval, export
-from scripts.config import validate
+from scripts.common.errors import UserError
 from scripts.data import imagenet_folder, imagenet_samples, mindrecord
-from scripts.errors import UserError
-from scripts.evaluation import Evaluator, Scores
-from scripts.feeds import open_feeds
-from scripts.networks import build_network
-from scripts.ranks import with_ranks
-from scripts.recorder import read_metrics
-from scripts.settings import TrainSettings
-from scripts.training import train
-from scripts.words import words_of
+from scripts.data.factory import open_feeds
+from scripts.run_folder.metrics_recorder import read_metrics
+from scripts.run_folder.vocabulary_file import words_of
+from scripts.settings.train_settings import TrainSettings
+from scripts.settings.yaml_config import validate
+from scripts.training.evaluation import Evaluator, Scores
+from scripts.training.job_ranks import with_ranks
+from scripts.training.loop import train
+from scripts.training.networks import build_network
 from tests.scripts.data.samples import write_cifar
 from tests.scripts.test_training import interrupt_at, last_tensors, quiet, without_times
 

@@ -12,10 +12,10 @@ import pytest
 from mindspore import nn
 
 from scripts import eval, export
-from scripts.config import load_config, save_config
 from scripts.data import imagenet_samples
-from scripts.recorder import read_metrics
-from scripts.training import train
+from scripts.run_folder.metrics_recorder import read_metrics
+from scripts.settings.yaml_config import load_config, save_config
+from scripts.training.loop import train
 from tests.scripts.test_killed import KILLED
 from tests.scripts.test_training import quiet
 

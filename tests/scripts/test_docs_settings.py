@@ -5,15 +5,16 @@ import shlex
 
 import pytest
 
-from scripts import docs_settings, train
-from scripts.recorder import read_metrics
+from scripts import train
+from scripts.docs import settings_tables
+from scripts.run_folder.metrics_recorder import read_metrics
 from tests.scripts.tiny import write_set
 
-PAGE = docs_settings.PAGE.read_text(encoding="utf-8")
+PAGE = settings_tables.PAGE.read_text(encoding="utf-8")
 
 
 def test_the_page_has_the_settings_of_today():
-    assert docs_settings.renewed(PAGE) == PAGE, "settings have changed: python scripts/docs_settings.py"
+    assert settings_tables.renewed(PAGE) == PAGE, "settings have changed: python scripts/docs/settings_tables.py"
 
 
 @pytest.mark.parametrize(
@@ -29,12 +30,12 @@ def test_the_page_has_the_settings_of_today():
     ],
 )
 def test_what_a_line_says(key, row):
-    assert f"\n| `{key}` | {row}" in docs_settings.renewed(docs_settings.MARK)
+    assert f"\n| `{key}` | {row}" in settings_tables.renewed(settings_tables.MARK)
 
 
 def test_a_page_without_the_mark_is_refused():
     with pytest.raises(ValueError, match=r"training\.md: the line '<!-- .*' is missing: set it where the tables begin"):
-        docs_settings.renewed("# Training\n")
+        settings_tables.renewed("# Training\n")
 
 
 @pytest.mark.parametrize("network", ["Mlp", "WordPairs"])

@@ -6,10 +6,10 @@ import pytest
 from mindspore import nn
 from rich.console import Console
 
-from scripts import dry_run
-from scripts.config import validate
-from scripts.errors import UserError
-from scripts.training import train
+from scripts.common.errors import UserError
+from scripts.settings.yaml_config import validate
+from scripts.training import dry_run
+from scripts.training.loop import train
 from tests.scripts.test_training import quiet
 from tests.scripts.tiny import tiny_settings
 

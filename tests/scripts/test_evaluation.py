@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from scripts.evaluation import TOP, places_of
+from scripts.training.evaluation import TOP, places_of
 
 SIZES = st.tuples(st.integers(1, 6), st.integers(1, 9))
 FEW = st.sampled_from([-np.inf, -1.0, 0.0, 0.5, 1.0])  # so that many are equal

@@ -10,16 +10,16 @@ import pytest
 from mindspore import nn
 
 import first_order
-from scripts.averages import WeightAverage
-from scripts.checkpoint import choose, load_network
-from scripts.config import validate
-from scripts.errors import UserError
-from scripts.first_order_step import FirstOrderStep, LossScale
-from scripts.networks import build_network
-from scripts.optimizers import build_stepper, decay_groups
-from scripts.position import Position
-from scripts.recorder import read_metrics
-from scripts.training import CHECKPOINTS, _moved, train
+from scripts.common.errors import UserError
+from scripts.run_folder.checkpoints import choose, load_network
+from scripts.run_folder.metrics_recorder import read_metrics
+from scripts.run_folder.progress_record import Position
+from scripts.settings.yaml_config import validate
+from scripts.training.first_order_step import FirstOrderStep, LossScale
+from scripts.training.loop import CHECKPOINTS, _moved, train
+from scripts.training.networks import build_network
+from scripts.training.optimizers import build_stepper, decay_groups
+from scripts.training.weight_average import WeightAverage
 from tests.scripts.test_training import interrupt_at, last_tensors, quiet, without_times
 from tests.scripts.tiny import tiny_settings
 from thor.settings.loss_scale import DynamicLossScale
@@ -91,7 +91,7 @@ def test_every_evaluation_that_was_asked_for_is_made_once(tmp_path, every, steps
 
 
 def test_an_end_that_is_asked_for_does_not_wait_for_an_evaluation_which_the_continued_run_makes(tmp_path, monkeypatch):
-    from scripts.evaluation import Evaluator
+    from scripts.training.evaluation import Evaluator
 
     whole = train(tiny_settings(tmp_path, "momentum", "whole", eval_every_steps=4), console=quiet())
     settings, evaluate, seen = tiny_settings(tmp_path, "momentum", eval_every_steps=4), Evaluator.__call__, []

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from mindspore import nn
 
-from scripts import dry_run
-from scripts.config import validate
-from scripts.errors import UserError
-from scripts.feeds import open_feeds
-from scripts.fitting import check_fit
-from scripts.networks import build_loss, build_network
-from scripts.training import train
+from scripts.common.errors import UserError
+from scripts.data.factory import open_feeds
+from scripts.settings.yaml_config import validate
+from scripts.training import dry_run
+from scripts.training.check_shapes import check_fit
+from scripts.training.loop import train
+from scripts.training.networks import build_loss, build_network
 from tests.scripts.data.samples import write_cifar
 from tests.scripts.test_training import quiet
 from tests.scripts.tiny import write_set

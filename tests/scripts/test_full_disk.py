@@ -12,12 +12,12 @@ import mindspore as ms
 import numpy as np
 import pytest
 
-from scripts import checkpoint
-from scripts.config import save_config
-from scripts.errors import USAGE_ERROR, UserError
-from scripts.recorder import Recorder, read_metrics
-from scripts.training import CHECKPOINTS, train
-from tests.fuzz import checkpoints
+from scripts.common.errors import USAGE_ERROR, UserError
+from scripts.run_folder import checkpoints
+from scripts.run_folder.metrics_recorder import Recorder, read_metrics
+from scripts.settings.yaml_config import save_config
+from scripts.training.loop import CHECKPOINTS, train
+from tests.fuzz import checkpoints as fuzz_checkpoints
 from tests.scripts.test_training import last_tensors, quiet, without_times
 from tests.scripts.tiny import tiny_settings
 
@@ -75,52 +75,54 @@ def full_after(count, monkeypatch):
 def test_a_full_disk_at_each_moment_of_saving_keeps_the_checkpoint_before(tmp_path, monkeypatch):
     for count in range(20):
         folder = tmp_path / str(count)
-        net = checkpoints.network(3)
-        checkpoint.save(folder, checkpoint.tensors_of((net,)), checkpoints.position(3), keep=1)
+        net = fuzz_checkpoints.network(3)
+        checkpoints.save(folder, checkpoints.tensors_of((net,)), fuzz_checkpoints.position(3), keep=1)
         with monkeypatch.context() as patch:
             full_after(count, patch)
-            tensors = checkpoint.tensors_of((checkpoints.network(7),))
+            tensors = checkpoints.tensors_of((fuzz_checkpoints.network(7),))
             try:
-                checkpoint.save(folder, tensors, checkpoints.position(7), keep=1)
+                checkpoints.save(folder, tensors, fuzz_checkpoints.position(7), keep=1)
                 break
             except UserError as error:
                 said = str(error)
         assert f"{folder}: cannot be written (No space left on device)" in said
         assert "the checkpoint of step 7 is not saved; that of step 3 is whole" in said and "--resume" in said
         assert not list(folder.glob("writing.*")), "takes room that the disk lacks"
-        found, where = checkpoints.resume(folder)
-        assert where == checkpoints.position(3)
+        found, where = fuzz_checkpoints.resume(folder)
+        assert where == fuzz_checkpoints.position(3)
         assert np.array_equal(found[0].weight.asnumpy(), net[0].weight.asnumpy())
-        best, _ = checkpoints.evaluate(folder)  # of either step, and whole
+        best, _ = fuzz_checkpoints.evaluate(folder)  # of either step, and whole
         assert float(best[0].weight.asnumpy().mean()) in (3.0, 7.0)
-        checkpoint.save(folder, tensors, checkpoints.position(7), keep=1)
-        checkpoints.is_the_newest(folder, checkpoints.resume(folder))
-        checkpoints.is_the_newest(folder, checkpoints.evaluate(folder))
+        checkpoints.save(folder, tensors, fuzz_checkpoints.position(7), keep=1)
+        fuzz_checkpoints.is_the_newest(folder, fuzz_checkpoints.resume(folder))
+        fuzz_checkpoints.is_the_newest(folder, fuzz_checkpoints.evaluate(folder))
     assert count == 8, "tensors and name; link, and name of the best; two descriptions, each with its name"
 
 
 def test_a_full_disk_when_an_evaluation_is_added_keeps_the_checkpoint_as_it_was(tmp_path, monkeypatch):
-    found = checkpoints.position(7)
+    found = fuzz_checkpoints.position(7)
     before = replace(found, best=0.75, best_step=3)
     for count in range(20):
         folder = tmp_path / str(count)
-        checkpoint.save(folder, checkpoint.tensors_of((checkpoints.network(3),)), checkpoints.position(3), keep=2)
-        checkpoint.save(folder, checkpoint.tensors_of((checkpoints.network(7),)), before, keep=2)
+        checkpoints.save(
+            folder, checkpoints.tensors_of((fuzz_checkpoints.network(3),)), fuzz_checkpoints.position(3), keep=2
+        )
+        checkpoints.save(folder, checkpoints.tensors_of((fuzz_checkpoints.network(7),)), before, keep=2)
         with monkeypatch.context() as patch:
             full_after(count, patch)
             try:
-                checkpoint.describe_anew(folder, found)
+                checkpoints.describe_anew(folder, found)
                 break
             except UserError as error:
                 said = str(error)
         assert "what came after step 7 is not saved; its checkpoint is whole, and --resume goes on from it" in said
         assert not list(folder.glob("writing.*")), "takes room that the disk lacks"
-        assert checkpoints.resume(folder)[1] == before
-        best, _ = checkpoints.evaluate(folder)  # of either step, and whole
+        assert fuzz_checkpoints.resume(folder)[1] == before
+        best, _ = fuzz_checkpoints.evaluate(folder)  # of either step, and whole
         assert float(best[0].weight.asnumpy().mean()) in (3.0, 7.0)
-        checkpoint.describe_anew(folder, found)
-        checkpoints.is_the_newest(folder, checkpoints.resume(folder))
-        checkpoints.is_the_newest(folder, checkpoints.evaluate(folder))
+        checkpoints.describe_anew(folder, found)
+        fuzz_checkpoints.is_the_newest(folder, fuzz_checkpoints.resume(folder))
+        fuzz_checkpoints.is_the_newest(folder, fuzz_checkpoints.evaluate(folder))
     assert count == 6, "link, and name of the best; two descriptions, each with its name"
 
 

@@ -3,9 +3,9 @@ from collections import Counter
 
 import pytest
 
-from scripts import heartbeat
-from scripts.heartbeat import DATA, DONE, EVALUATION, STARTING, STEP, Beat, Heart, read
-from scripts.training import train
+from scripts.run_folder import heartbeat
+from scripts.run_folder.heartbeat import DATA, DONE, EVALUATION, STARTING, STEP, Beat, Heart, read
+from scripts.training.loop import train
 from tests.scripts.test_training import quiet
 from tests.scripts.tiny import tiny_settings
 

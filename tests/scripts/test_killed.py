@@ -12,12 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scripts import checkpoint, training
-from scripts.config import save_config
-from scripts.evaluation import Evaluator
-from scripts.recorder import read_metrics
-from scripts.stopping import BEGAN, Interrupt, ended_by_file
-from scripts.training import CHECKPOINTS, train
+from scripts.run_folder import checkpoints
+from scripts.run_folder.metrics_recorder import read_metrics
+from scripts.run_folder.stop_request import BEGAN, Interrupt, ended_by_file
+from scripts.settings.yaml_config import save_config
+from scripts.training import loop
+from scripts.training.evaluation import Evaluator
+from scripts.training.loop import CHECKPOINTS, train
 from tests.scripts.test_training import last_tensors, quiet, without_times
 from tests.scripts.tiny import tiny_settings
 
@@ -100,7 +101,7 @@ def test_sigkill_at_any_moment_changes_no_bit(tmp_path, accumulation, moments):
 def test_an_epoch_is_saved_before_it_is_evaluated(tmp_path, monkeypatch):
     """Once: its tensors are not written again with what the evaluation has found."""
     settings, saved = tiny_settings(tmp_path, "momentum", eval_every=2, epochs=3), []
-    save, evaluate = checkpoint.save, Evaluator.__call__
+    save, evaluate = checkpoints.save, Evaluator.__call__
 
     def note_save(folder, tensors, position, keep):
         saved.append((position.step, position.epoch))
@@ -110,11 +111,11 @@ def test_an_epoch_is_saved_before_it_is_evaluated(tmp_path, monkeypatch):
         saved.append("evaluation")
         return evaluate(self, *rest)
 
-    monkeypatch.setattr(checkpoint, "save", note_save)
+    monkeypatch.setattr(checkpoints, "save", note_save)
     monkeypatch.setattr(Evaluator, "__call__", note_evaluation)
     run = train(settings, console=quiet())
     assert saved == [(10, 1), (20, 1), "evaluation", (30, 2), "evaluation"]
-    position = checkpoint.load(run.folder / CHECKPOINTS, 30, run.cells, run.steps_per_epoch)
+    position = checkpoints.load(run.folder / CHECKPOINTS, 30, run.cells, run.steps_per_epoch)
     assert (position.epoch, position.step_in_epoch) == (3, 0)
     assert (position.best, position.best_step) == (run.position.best, run.position.best_step)
     best = json.loads((run.folder / CHECKPOINTS / "best.json").read_text())
@@ -122,7 +123,7 @@ def test_an_epoch_is_saved_before_it_is_evaluated(tmp_path, monkeypatch):
 
 
 def test_stop_file_and_sigterm_end_with_a_checkpoint(tmp_path, monkeypatch):
-    from scripts.progress import ProgressDisplay
+    from scripts.training.progress_display import ProgressDisplay
 
     settings = tiny_settings(tmp_path, "momentum")
     folder, show = Path(settings.out), ProgressDisplay.step
@@ -177,6 +178,6 @@ def test_a_stop_file_may_look_a_tick_older_than_the_run(tmp_path):
 
 def test_a_stop_file_that_is_made_while_the_run_starts_up_ends_it(tmp_path, monkeypatch):
     settings = tiny_settings(tmp_path, "momentum", epochs=1)
-    monkeypatch.setattr(training, "check_fit", lambda *_: (Path(settings.out) / "stop").touch())
+    monkeypatch.setattr(loop, "check_fit", lambda *_: (Path(settings.out) / "stop").touch())
     run = train(settings, console=quiet())
     assert not run.finished and run.position.step == 1 and ended_by_file(run.folder)

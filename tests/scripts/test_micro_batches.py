@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from scripts.phases import COMPILING
-from scripts.recorder import read_metrics
-from scripts.training import train
+from scripts.run_folder.metrics_recorder import read_metrics
+from scripts.training.loop import train
+from scripts.training.phase_times import COMPILING
 from tests.scripts.test_training import quiet
 from tests.scripts.tiny import tiny_settings
 

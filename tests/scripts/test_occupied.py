@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from scripts.errors import UserError
-from scripts.occupied import LOCK, occupied
+from scripts.common.errors import UserError
+from scripts.run_folder.folder_lock import LOCK, occupied
 
 ROOT = Path(__file__).resolve().parents[2]
-HOLD = "import sys; from pathlib import Path; from scripts.occupied import occupied\n" \
+HOLD = "import sys; from pathlib import Path; from scripts.run_folder.folder_lock import occupied\n" \
        "with occupied(Path(sys.argv[1]), True): print('held', flush=True); sys.stdin.read()"  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """Which steps of a run count as compiling."""
 
-from scripts.phases import COMPILING, Phases
+from scripts.training.phase_times import COMPILING, Phases
 
 
 def test_the_first_step_of_each_kind_and_those_that_compiled_anew_count_as_compiling():

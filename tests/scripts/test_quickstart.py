@@ -3,9 +3,10 @@ from types import SimpleNamespace
 import pytest
 from PIL import Image
 
-from scripts import plot, quickstart, training
-from scripts.errors import INTERRUPTED, UserError
-from scripts.recorder import read_metrics
+from scripts import plot, quickstart
+from scripts.common.errors import INTERRUPTED, UserError
+from scripts.run_folder.metrics_recorder import read_metrics
+from scripts.training import loop
 from tests.scripts.tiny import write_set
 
 
@@ -55,7 +56,7 @@ def test_it_can_be_repeated(tmp_path, monkeypatch):
         asked.update(options)
         return SimpleNamespace(finished=False)
 
-    monkeypatch.setattr(training, "train", train)
+    monkeypatch.setattr(loop, "train", train)
     assert quickstart.main(["--out", str(tmp_path)]) == INTERRUPTED
     assert asked["overwrite"] is True
 
@@ -69,7 +70,7 @@ def test_both_optimizers_are_given(arguments):
 def test_plot_as_a_program_names_an_empty_folder(tmp_path):
     import pytest
 
-    from scripts.errors import UserError
+    from scripts.common.errors import UserError
 
     with pytest.raises(UserError, match=r"metrics\.jsonl: missing, or without a complete line"):
         plot.main([str(tmp_path), "--out", str(tmp_path / "curves.png")])

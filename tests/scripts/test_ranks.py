@@ -7,45 +7,45 @@ import numpy as np
 import pytest
 from mindspore import Tensor, nn
 
-from scripts import ranks
-from scripts.config import save_config
-from scripts.errors import UserError
-from scripts.evaluation import Evaluator
-from scripts.recorder import read_metrics
-from scripts.training import train
+from scripts.common.errors import UserError
+from scripts.run_folder.metrics_recorder import read_metrics
+from scripts.settings.yaml_config import save_config
+from scripts.training import job_ranks
+from scripts.training.evaluation import Evaluator
+from scripts.training.loop import train
 from tests.msrun import run_job
 from tests.scripts.test_training import last_tensors, quiet
 from tests.scripts.tiny import tiny_settings
-from thor.distributed import ranks as device_ranks
+from thor.distributed import ranks as ranks
 
 pytestmark = pytest.mark.slow
 
 
 def test_the_environment_announces_a_job():
-    assert ranks.announced({}) == 1
-    assert ranks.announced({"RANK_SIZE": "8"}) == 1, "left over from something else: it takes a table or msrun"
-    assert ranks.announced({"MS_ROLE": "MS_WORKER", "MS_WORKER_NUM": "4"}) == 4
-    assert ranks.announced({"RANK_TABLE_FILE": "hccl.json", "RANK_SIZE": "8"}) == 8
+    assert job_ranks.announced({}) == 1
+    assert job_ranks.announced({"RANK_SIZE": "8"}) == 1, "left over from something else: it takes a table or msrun"
+    assert job_ranks.announced({"MS_ROLE": "MS_WORKER", "MS_WORKER_NUM": "4"}) == 4
+    assert job_ranks.announced({"RANK_TABLE_FILE": "hccl.json", "RANK_SIZE": "8"}) == 8
     with pytest.raises(UserError, match="MS_WORKER_NUM = 'two' in the environment"):
-        ranks.announced({"MS_ROLE": "MS_WORKER", "MS_WORKER_NUM": "two"})
+        job_ranks.announced({"MS_ROLE": "MS_WORKER", "MS_WORKER_NUM": "two"})
 
 
 def test_settings_may_not_contradict_the_job(tmp_path):
     settings = tiny_settings(tmp_path, "momentum")
-    of_rank = ranks.Ranks(1, 2).settings(settings)
+    of_rank = job_ranks.Ranks(1, 2).settings(settings)
     assert (of_rank.data.rank, of_rank.data.ranks, of_rank.share) == (1, 2, 4)
     with pytest.raises(UserError, match=r"data\.ranks = 4: the job has 2 processes"):
-        ranks.Ranks(1, 2).settings(ranks.with_ranks(settings, 0, 4))
+        job_ranks.Ranks(1, 2).settings(job_ranks.with_ranks(settings, 0, 4))
     with pytest.raises(UserError, match=r"data\.rank = 1: this process is rank 0"):
-        ranks.Ranks(0, 2).settings(ranks.with_ranks(settings, 1, 2))
+        job_ranks.Ranks(0, 2).settings(job_ranks.with_ranks(settings, 1, 2))
     with pytest.raises(UserError, match="batch_size = 8 must be a multiple of the number of processes, 3"):
-        ranks.Ranks(0, 3).settings(settings)
+        job_ranks.Ranks(0, 3).settings(settings)
     with pytest.raises(UserError, match=r"none of a job: start it with  python scripts/cluster/launch\.py --devices 2"):
-        train(ranks.with_ranks(settings, 0, 2), console=quiet())
+        train(job_ranks.with_ranks(settings, 0, 2), console=quiet())
 
 
 def test_a_part_of_the_test_set_is_no_result(tmp_path):
-    settings = ranks.with_ranks(tiny_settings(tmp_path, "momentum"), 0, 2)
+    settings = job_ranks.with_ranks(tiny_settings(tmp_path, "momentum"), 0, 2)
     with pytest.raises(UserError, match=r"data\.ranks = 2: this process would evaluate a part only"):
         Evaluator(None, None, None, settings)
 
@@ -55,14 +55,14 @@ def test_a_step_number_survives_float32(step, monkeypatch):
     def alone(self, values):
         return np.asarray(values, np.float32)
 
-    monkeypatch.setattr(ranks.Ranks, "total", alone)
-    assert ranks.Ranks(0, 2).step_of_first(step) == step
+    monkeypatch.setattr(job_ranks.Ranks, "total", alone)
+    assert job_ranks.Ranks(0, 2).step_of_first(step) == step
 
 
 def with_other(monkeypatch, *sent):
     """Sums over two ranks, of which the other one sends these vectors, one a call."""
     rest = list(sent)
-    monkeypatch.setattr(ranks.Ranks, "total", lambda self, values: np.asarray(values, np.float32) + rest.pop(0))
+    monkeypatch.setattr(job_ranks.Ranks, "total", lambda self, values: np.asarray(values, np.float32) + rest.pop(0))
 
 
 def test_parameters_are_averaged_and_copied(monkeypatch):
@@ -71,21 +71,21 @@ def test_parameters_are_averaged_and_copied(monkeypatch):
 
     with_other(monkeypatch, [3.0, 6.0, 1.0])
     first = iter([[[7.0, 8.0]], 9.0])
-    monkeypatch.setattr(device_ranks.ops, "Broadcast", lambda root: lambda sent: (Tensor(np.float32(next(first))),))
+    monkeypatch.setattr(ranks.ops, "Broadcast", lambda root: lambda sent: (Tensor(np.float32(next(first))),))
     mine = parameters()
-    ranks.Ranks(1, 2).average(mine)
+    job_ranks.Ranks(1, 2).average(mine)
     assert [p.asnumpy().tolist() for p in mine] == [[[2.0, 4.0]], 3.0]
-    ranks.Ranks(1, 2).copy_first(mine)
+    job_ranks.Ranks(1, 2).copy_first(mine)
     assert [p.asnumpy().tolist() for p in mine] == [[[7.0, 8.0]], 9.0]
     alone = parameters()
-    ranks.Ranks().copy_first(alone)
+    job_ranks.Ranks().copy_first(alone)
     assert [p.asnumpy().tolist() for p in alone] == [[[1.0, 2.0]], 5.0]
 
 
 def test_one_request_ends_all_and_the_loss_is_the_mean(monkeypatch):
     with_other(monkeypatch, [3.0, 1.0], [3.0, 0.0])
-    assert ranks.Ranks(0, 2).agree(1.0, False) == (2.0, True)
-    assert ranks.Ranks(0, 2).agree(1.0, False) == (2.0, False)
+    assert job_ranks.Ranks(0, 2).agree(1.0, False) == (2.0, True)
+    assert job_ranks.Ranks(0, 2).agree(1.0, False) == (2.0, False)
 
 
 class Nothing:
@@ -106,11 +106,11 @@ def test_a_rank_without_an_example_has_the_scores_of_the_others(tmp_path, monkey
     def never(*_batch):
         raise AssertionError("a network is not run on a batch without an example")
 
-    settings = ranks.with_ranks(tiny_settings(tmp_path, "momentum", loss=loss), 1, 2)
+    settings = job_ranks.with_ranks(tiny_settings(tmp_path, "momentum", loss=loss), 1, 2)
     with_other(monkeypatch, [4.0, *sums])
     monkeypatch.setattr(Evaluator, "_outputs", lambda self: never)
     monkeypatch.setattr(ms, "jit", lambda function: function)
-    found = Evaluator(nn.SequentialCell(nn.Dense(3, 10)), None, Nothing(), settings, ranks.Ranks(1, 2))()
+    found = Evaluator(nn.SequentialCell(nn.Dense(3, 10)), None, Nothing(), settings, job_ranks.Ranks(1, 2))()
     assert (found.count, found.loss, found.values) == (4, 2.0, values)
 
 

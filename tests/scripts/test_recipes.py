@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from scripts import dry_run
-from scripts.build import whole_steps
-from scripts.config import load_config, read_yaml
-from scripts.errors import UserError
-from scripts.feeds import PUBLISHED_SIZES
-from scripts.optimizers import thor_damping, thor_rate
+from scripts.common.errors import UserError
+from scripts.data.factory import PUBLISHED_SIZES
+from scripts.settings.yaml_config import load_config, read_yaml
+from scripts.training import dry_run
+from scripts.training.build import whole_steps
+from scripts.training.optimizers import thor_damping, thor_rate
 
 CONFIGS = Path(__file__).resolve().parents[2] / "scripts" / "config"
 SHIPPED = sorted(CONFIGS.glob("*.yaml"))

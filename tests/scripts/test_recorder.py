@@ -4,8 +4,8 @@ import csv
 
 import pytest
 
-from scripts.position import Position
-from scripts.recorder import Recorder, read_metrics
+from scripts.run_folder.metrics_recorder import Recorder, read_metrics
+from scripts.run_folder.progress_record import Position
 from thor.curvature.trace_rule import Decision, RefreshRecord
 
 

@@ -1,7 +1,7 @@
 import pytest
 
-from scripts.schedules import over_updates
-from scripts.settings import Schedule
+from scripts.settings.train_settings import Schedule
+from scripts.training.schedules import over_updates
 
 
 @pytest.mark.parametrize("shape, middle", [("constant", 1.0), ("linear", 0.5), ("cosine", 0.5), ("polynomial", 0.25)])

@@ -6,14 +6,14 @@ import pytest
 from mindspore import nn
 
 import thor
-from scripts.config import validate
 from scripts.data import imagenet_samples
-from scripts.feeds import open_feeds
-from scripts.first_order_step import FirstOrderStep
-from scripts.networks import build_loss, build_network
-from scripts.optimizers import build_stepper
-from scripts.recorder import read_metrics
-from scripts.training import train
+from scripts.data.factory import open_feeds
+from scripts.run_folder.metrics_recorder import read_metrics
+from scripts.settings.yaml_config import validate
+from scripts.training.first_order_step import FirstOrderStep
+from scripts.training.loop import train
+from scripts.training.networks import build_loss, build_network
+from scripts.training.optimizers import build_stepper
 from tests.scripts.test_training import quiet
 from tests.scripts.tiny import tiny_settings
 

@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from scripts.errors import UserError
-from scripts.recorder import read_metrics
-from scripts.training import train
+from scripts.common.errors import UserError
+from scripts.run_folder.metrics_recorder import read_metrics
+from scripts.training.loop import train
 from tests.scripts.test_training import interrupt_at, quiet
 from tests.scripts.tiny import tiny_settings
 

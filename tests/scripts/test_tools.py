@@ -16,11 +16,11 @@ from onnx.reference import ReferenceEvaluator
 from PIL import Image
 
 from scripts import compare, eval, export, plot
-from scripts.checkpoint import choose, load_network
-from scripts.errors import UserError
-from scripts.networks import build_network
-from scripts.recorder import Recorder, read_metrics
-from scripts.training import CHECKPOINTS, train
+from scripts.common.errors import UserError
+from scripts.run_folder.checkpoints import choose, load_network
+from scripts.run_folder.metrics_recorder import Recorder, read_metrics
+from scripts.training.loop import CHECKPOINTS, train
+from scripts.training.networks import build_network
 from tests.scripts.data.samples import write_cifar
 from tests.scripts.test_training import quiet
 from tests.scripts.tiny import tiny_settings

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from scripts.checkpoint import CHECKPOINT_SUFFIXES
-from scripts.config import load_config, save_config
-from scripts.errors import UserError
-from scripts.occupied import occupied
-from scripts.progress import ProgressDisplay
-from scripts.recorder import read_metrics
+from scripts.common.errors import UserError
+from scripts.run_folder.checkpoints import CHECKPOINT_SUFFIXES
+from scripts.run_folder.folder_lock import occupied
+from scripts.run_folder.metrics_recorder import read_metrics
+from scripts.settings.yaml_config import load_config, save_config
 from scripts.train import main as program
-from scripts.training import CHECKPOINTS, due, train
+from scripts.training.loop import CHECKPOINTS, due, train
+from scripts.training.progress_display import ProgressDisplay
 from tests.scripts.tiny import tiny_settings, write_set
 from tests.waiting import wait_until
 
@@ -224,7 +224,7 @@ def test_pynative_compiles_no_network(tmp_path, monkeypatch, optimizer):
         ms.set_context(mode=ms.GRAPH_MODE)
     losses = [line["loss"] for line in read_metrics(run.folder) if line["kind"] == "step"]
     assert losses[-1] < losses[0]
-    assert not found & {"thor.train", "scripts.first_order_step", "scripts.evaluation"}
+    assert not found & {"thor.train", "scripts.training.first_order_step", "scripts.training.evaluation"}
 
 
 def test_a_diverging_run_ends_with_one_line(tmp_path):

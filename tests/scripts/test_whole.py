@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from scripts.whole import write_whole
+from scripts.common.atomic_write import write_whole
 
 
 @pytest.mark.parametrize("content", ["größer", b"\x00\xff"])

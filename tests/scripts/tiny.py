@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from scripts.config import validate
-from scripts.settings import TrainSettings
+from scripts.settings.train_settings import TrainSettings
+from scripts.settings.yaml_config import validate
 
 
 def write_idx(path: Path, values: np.ndarray, magic: int | None = None) -> None:

@@ -4,12 +4,12 @@ import sys
 from functools import cache
 from pathlib import Path
 
-from scripts import training
-from scripts.config import load_config
+from scripts.settings.yaml_config import load_config
+from scripts.training import loop
 
 settings = [load_config(Path(path)) for path in sys.argv[1:]]
-training.select_device = cache(training.select_device)  # a process selects its device and joins a job once
-ranks = training.join(settings[0]) if training.select_device("CPU") else None
-training.join = lambda _: ranks
+loop.select_device = cache(loop.select_device)  # a process selects its device and joins a job once
+ranks = loop.join(settings[0]) if loop.select_device("CPU") else None
+loop.join = lambda _: ranks
 for own in settings:
-    training.train(own, resume="auto")
+    loop.train(own, resume="auto")

@@ -130,7 +130,7 @@ def test_the_path_trains_with_primitives_documented_for_its_device(method, devic
     assert report["losses"][-1] < 0.5 * report["losses"][0]
     assert report["refreshes"] == [4, 4, 4, 2, 2]
     assert {"BatchMatMul", "Conv2D", "ApplyMomentum", "IsFinite"} <= used  # the dump holds the whole step
-    assert "ReduceSum" in used and "L2Loss" not in used  # which a GPU takes half a step for (finite.py)
+    assert "ReduceSum" in used and "L2Loss" not in used  # which a GPU takes half a step for (finite_check.py)
     assert ("Cholesky" in used) == (method == "cholesky")
     assert "Eye" not in used  # on a GPU it is wrong now and then (inverse.identity_of)
     missing = {name: sorted(platforms(name)) for name in used if device not in platforms(name)}

@@ -1,4 +1,4 @@
-"""The idioms of compiled.py do what they stand for, and a step holds no Transpose."""
+"""The idioms of graph_ops.py do what they stand for, and a step holds no Transpose."""
 
 import os
 import subprocess

@@ -38,7 +38,7 @@ def test_table_numbers_and_picture(path, tmp_path):
     ]
     settings = data["settings"]
     assert (settings["factor_ms"], settings["factor_interval"]) == (8.0, 5)
-    assert settings["precondition_ms"] == plan.PRECONDITION_SHARE * 20
+    assert settings["precondition_ms"] == plan_command.PRECONDITION_SHARE * 20
     rows = [line.split() for line in result.stdout.splitlines()]
     for estimate in data["estimates"]:
         row = next(r for r in rows if r[:2] == [str(estimate["devices"]), estimate["strategy"]])
@@ -109,7 +109,7 @@ def test_where_the_naive_way_wins_it_is_not_compared_with_itself(path):
         (["--bandwidth-between", "0"], ("--bandwidth-between (GB/s) must be finite and greater than 0",)),
         (["--node", "0"], ("node must be at least 1",)),
         (["--algorithm", "tree"], ("algorithm must be one of auto, ring, halving", "'tree'")),
-        (["--network", "nowhere.json"], ("nowhere.json: no such file", "bench_collectives.py")),
+        (["--network", "nowhere.json"], ("nowhere.json: no such file", "scripts/bench/collectives.py")),
         (["--measured", "nowhere.json"], ("--measured nowhere.json: cannot be read",)),
         (["--profile", "nowhere.json"], ("nowhere.json: no such profile", "thor profile")),
         (["--out", "plan.png"], ("--out plan.png", ".json")),

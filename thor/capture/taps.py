@@ -6,7 +6,7 @@ custom ``bprop`` returns the fresh statistics of the factor as their "gradients"
 and port Parameters yields gradients and factors together, with no side effect in the graph, and a layer that is used
 several times sums its contributions, as gradients do.
 
-The Parameters of a port double as storage: they hold the running estimate (see layers.py).
+The Parameters of a port double as storage: they hold the running estimate (see thor/curvature/factor.py).
 """
 
 from __future__ import annotations

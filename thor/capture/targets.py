@@ -1,7 +1,7 @@
 """Which layers of a network are captured, and how ports are put around them and taken off again.
 
 Layers are found by object, never by name order; a captured layer stays the user's object and gets a subclass of its own
-class (taps.py and pair_taps.py). What a layer's two factors are is told in factors.py.
+class (taps.py and pair_taps.py). What a layer's two factors are is told in thor/factors/formulas.py.
 
     kind         layer                                   weight            bias
     dense        nn.Dense                                [O, I]            in A's last coordinate

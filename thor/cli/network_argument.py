@@ -179,7 +179,7 @@ def _from_arrays(
 def _fashion_mnist(normalised: bool) -> tuple[np.ndarray, np.ndarray]:
     """As scripts/train.py feeds it, [N, 1, 28, 28] float32: normalised, or in [0, 1] where it is to be reproduced."""
     try:
-        reader, feeds = map(importlib.import_module, ("scripts.data.fashion_mnist", "scripts.feeds"))
+        reader, feeds = map(importlib.import_module, ("scripts.data.fashion_mnist", "scripts.data.factory"))
     except ImportError as error:
         raise UsageError(
             "--data fashion-mnist needs the readers of the project's checkout: run thor there, "

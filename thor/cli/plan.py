@@ -64,7 +64,7 @@ def plan_command(
     per: Annotated[str, typer.Option(help="what one rank inverts whole: layer, factor or block")] = "block",
     overlap: Annotated[float, typer.Option(help="share of the gradients' all-reduce behind the backward pass")] = 0.0,
     network: Annotated[
-        Path | None, typer.Option(help="what bench_collectives.py measured, instead of the flags below")
+        Path | None, typer.Option(help="what scripts/bench/collectives.py measured, instead of the flags below")
     ] = None,
     latency_us: Annotated[float, typer.Option(help="of a hop inside a node")] = LATENCY,
     bandwidth: Annotated[float, typer.Option(help="GB/s inside a node")] = BANDWIDTH,

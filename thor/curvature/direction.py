@@ -86,7 +86,7 @@ class Direction(nn.Cell):
 
     A layer's gradients are (of the weight,) or (of the weight, of the bias); as matrices they are (X,), padded, or with
     a bias apart (X, b). Its caches are (inverse, s, t) of A and of G, and with a bias apart A's bias_inverse.
-    Branches ask attributes alone, which the compiler decides while it parses; others cost it dearly (compiled.py).
+    Branches ask attributes alone, which the compiler decides while it parses; others cost it dearly (graph_ops.py).
     """
 
     def __init__(self, form: Form):
@@ -134,7 +134,7 @@ class Direction(nn.Cell):
     def construct(self, matrices, caches):
         """G^-1 X A^-1 as matrices: the weight's in ``shape``, and b's with a bias apart.
 
-        A^-1 is bordered then, as in layers.py: [X b] A^-1 = [X D^-1 - [X s, b] t, [X s, b] bias_inverse].
+        A^-1 is bordered then, as in factor.py: [X b] A^-1 = [X D^-1 - [X s, b] t, [X s, b] bias_inverse].
         """
         y = self.right(matrices[0], caches[0])
         if not self.thin_right:

@@ -63,12 +63,12 @@ class Cut:
         return self.padded + self.bias_apart
 
     def estimate_shapes(self, copies: int) -> tuple[tuple[int, ...], ...]:
-        """Shapes of an estimate of so many copies: blocks, beside, probe, uses (layers.py)."""
+        """Shapes of an estimate of so many copies: blocks, beside, probe, uses (thor/curvature/factor.py)."""
         thin = (copies, self.thin, self.rank) if self.rank else (1,)
         return (copies, self.count, self.size, self.size), thin, thin, (1,)
 
     def cache_shapes(self, copies: int) -> tuple[tuple[int, ...], ...]:
-        """Shapes of a damped inverse of so many copies: D^-1, s, t, and the bias's part (layers.py)."""
+        """Shapes of a damped inverse of so many copies: D^-1, s, t, and the bias's part (thor/curvature/factor.py)."""
         if self.whole_inverse:
             return (copies, 1, self.dim, self.dim), (1,), (1,)
         inverse = (copies, self.count, self.size, self.size)

@@ -15,7 +15,7 @@ from thor.runtime.graph_ops import constant, shared
 
 
 class DenseInput(nn.Cell):
-    """Features and scale of rows of inputs; see factors.py."""
+    """Features and scale of rows of inputs; see formulas.py."""
 
     def construct(self, x):
         return formulas.dense_input(x)

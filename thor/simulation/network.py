@@ -124,12 +124,12 @@ class Network:
 
     @classmethod
     def load(cls, path: str | Path) -> Network:
-        """What ``scripts/cluster/bench_collectives.py`` wrote; a :class:`NetworkError` says what is wrong with it."""
+        """What ``scripts/bench/collectives.py`` wrote; a :class:`NetworkError` says what is wrong with it."""
         try:
             data = parse(Path(path).read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise NetworkError(
-                f"{path}: no such file; measure one with: python scripts/cluster/bench_collectives.py --out {path}"
+                f"{path}: no such file; measure one with: python scripts/bench/collectives.py --out {path}"
             ) from None
         except (OSError, ValueError) as error:
             raise NetworkError(f"{path}: cannot be read as JSON: {error}") from error

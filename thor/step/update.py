@@ -27,8 +27,9 @@ class Update(nn.Cell):
     hold some layers' inverses only, each preconditions those, and the directions are summed over a row of ranks, of
     which one has the layer's and the others zeros.
 
-    One number, the sum of all <gradient, direction> (without ``clip`` of what finite.py makes of directions, for an
-    inverse makes no finite number of one that is not), tells whether everything is finite; if not, nothing moves.
+    One number, the sum of all <gradient, direction>, tells whether everything is finite; if not, nothing moves. Without
+    ``clip`` it is the sum of what finite_check.py makes of directions: no inverse makes a finite number of one that is
+    not.
     The branch on it also keeps MindSpore's CPU runtime from spreading the backward products over threads that slow each
     other down.
 

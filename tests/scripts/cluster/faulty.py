@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 
 import scripts.train
-from scripts import training
-from scripts.errors import run_program
+from scripts.common.errors import run_program
+from scripts.training import loop
 
 what, step, arguments = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
 
@@ -29,7 +29,7 @@ def come_to_grief() -> None:
     os.kill(os.getpid(), {"ask": signal.SIGKILL, "kill": signal.SIGKILL, "stop": signal.SIGSTOP}[what])
 
 
-beat = training.Heart.beat
+beat = loop.Heart.beat
 
 
 def beat_and_fail(self, done, doing):
@@ -43,5 +43,5 @@ def beat_and_fail(self, done, doing):
         come_to_grief()
 
 
-training.Heart.beat = beat_and_fail
+loop.Heart.beat = beat_and_fail
 run_program(lambda: scripts.train.main(arguments))

@@ -4,7 +4,7 @@ import pytest
 
 from scripts.cluster.causes import Kind, of_log, of_process, of_status
 from scripts.cluster.watch import Limits, Seen, failure, hung, left_early
-from scripts.heartbeat import Beat
+from scripts.run_folder.heartbeat import Beat
 
 TRACEBACK = """step 3
 Traceback (most recent call last):

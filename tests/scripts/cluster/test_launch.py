@@ -17,11 +17,11 @@ from scripts.cluster import processes
 from scripts.cluster.launch import described, going_on, launch
 from scripts.cluster.msrun import ROOT, Job
 from scripts.cluster.watch import Attempt, Outcome
-from scripts.config import save_config
-from scripts.errors import UserError
-from scripts.heartbeat import Beat
-from scripts.occupied import occupied
-from scripts.recorder import read_metrics
+from scripts.common.errors import UserError
+from scripts.run_folder.folder_lock import occupied
+from scripts.run_folder.heartbeat import Beat
+from scripts.run_folder.metrics_recorder import read_metrics
+from scripts.settings.yaml_config import save_config
 from tests.scripts.test_training import last_tensors
 from tests.scripts.tiny import tiny_settings
 from tests.waiting import wait_until

@@ -6,9 +6,9 @@ import tarfile
 import numpy as np
 import pytest
 
+from scripts.common.errors import UserError
 from scripts.data import cifar, fetch
 from scripts.data.batches import Batches, normalise
-from scripts.errors import UserError
 from tests.scripts.data.samples import cifar_samples, write_cifar
 
 

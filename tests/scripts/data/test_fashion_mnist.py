@@ -4,8 +4,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from scripts.common.errors import UserError
 from scripts.data import fashion_mnist, fetch
-from scripts.errors import UserError
 from tests.scripts.tiny import write_set
 
 

@@ -3,9 +3,9 @@ import gzip
 import numpy as np
 import pytest
 
+from scripts.common.errors import UserError
 from scripts.data.fashion_mnist import load
 from scripts.data.idx import read_images, read_labels
-from scripts.errors import UserError
 from tests.scripts.tiny import write_idx, write_set
 
 

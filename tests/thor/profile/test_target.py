@@ -149,9 +149,9 @@ def test_data_that_are_none_are_refused(data, words, monkeypatch):
 
 
 def test_fashion_mnist_is_fed_as_training_feeds_it(tmp_path, monkeypatch):
-    from scripts.config import validate
     from scripts.data import fashion_mnist
-    from scripts.feeds import open_feeds
+    from scripts.data.factory import open_feeds
+    from scripts.settings.yaml_config import validate
     from tests.scripts.tiny import write_set
 
     folder = write_set(tmp_path / "set", train=12)

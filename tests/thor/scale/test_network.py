@@ -127,7 +127,7 @@ GOOD = Network.uniform(Link(ALPHA, BETA)).to_dict()
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (None, ("no such file", "bench_collectives.py")),
+        (None, ("no such file", "scripts/bench/collectives.py")),
         ("{", ("cannot be read as JSON",)),
         ("[]", ("format = 'thor-network'",)),
         (json.dumps(GOOD | {"node": 0}), ("node must be at least 1", "0")),

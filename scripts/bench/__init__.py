@@ -1,0 +1,1 @@
+"""Programs that measure: step times, block sizes, kernels, start-up, ranks, collectives."""

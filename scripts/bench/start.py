@@ -1,0 +1,160 @@
+"""What one waits for before training runs: imports, compilation, and the first steps, of THOR and of Momentum.
+
+    python scripts/bench/start.py [--network lenet resnet20] [--resnet50] [--repeats 5] [--out start.json]
+
+Every measurement has a process of its own, since the second import and the second compilation of a process are cheaper.
+A first step is its graphs' compilation, and a run of them; compilation is also told by graph: MindSpore's own function
+for it is timed. THOR's first step of all gathers, refreshes and applies (graphs *curvature* and *apply*); its first
+step without refresh compiles *plain*.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import mindspore as ms
+from mindspore.graph import api
+from rich.console import Console
+from rich.table import Table
+
+import thor
+from scripts.bench.step import ThorPhases, first_order_step, network, timed
+from scripts.common.arguments import count, file_to_write
+from scripts.common.atomic_write import write_results
+
+SCRIPT = Path(__file__).resolve()
+MODULES = ("mindspore", "thor", "first_order")
+NETWORKS = ("lenet", "resnet8", "resnet20", "autoencoder")
+GRAPHS = ("curvature", "apply", "plain")  # as TrainStep calls them
+IMPORT = "import time; begin = time.perf_counter(); import {}; print(time.perf_counter() - begin)"
+
+
+@contextmanager
+def compilations() -> Iterator[dict[str, float]]:
+    """Within, the seconds that MindSpore takes to compile each function, by its name."""
+    seconds: dict[str, float] = {}
+    original = api._JitExecutor.compile
+
+    def measured(self, *arguments, **options):
+        begin = time.perf_counter()
+        phase = original(self, *arguments, **options)
+        seconds.setdefault(self.fn.__name__, time.perf_counter() - begin)  # later calls find the graph compiled
+        return phase
+
+    api._JitExecutor.compile = measured
+    try:
+        yield seconds
+    finally:
+        api._JitExecutor.compile = original
+
+
+def measure_thor(name: str) -> dict[str, Any]:
+    """Seconds of THOR's construction, of its first two steps with and without refresh, and of each graph."""
+    with compilations() as graphs:
+        begin = time.perf_counter()
+        phases = ThorPhases(name)
+        made = time.perf_counter() - begin
+        steps = phases.phases()
+        refresh = [timed(steps["refresh"], phases.batch) for _ in range(2)]
+        plain = [timed(steps["plain"], phases.batch) for _ in range(2)]
+    return {"construction": made, "refresh": refresh, "plain": plain, "graphs": graphs}
+
+
+def measure_momentum(name: str) -> dict[str, Any]:
+    """Seconds of the first two steps of nn.Momentum, and of its one graph."""
+    thor.device.allow_deep_graphs()  # as TrainStep does: ResNet-50 needs it
+    net, loss_fn, batch = network(name)
+    thor.device.fast_convolutions(net)
+    with compilations() as graphs:
+        step = first_order_step(net, loss_fn)
+        return {"plain": [timed(step, batch) for _ in range(2)], "graphs": graphs}
+
+
+MEASUREMENTS = {"thor": measure_thor, "momentum": measure_momentum}
+
+
+def in_fresh_process(*command: str) -> Any:
+    """The JSON that a Python process in the project's folder prints last."""
+    printed = subprocess.run(
+        [sys.executable, *command], check=True, stdout=subprocess.PIPE, text=True, cwd=SCRIPT.parent.parent
+    ).stdout
+    return json.loads(printed.splitlines()[-1])
+
+
+def import_times(repeats: int) -> dict[str, list[float]]:
+    """Seconds of each import, module after module in turn, so that a busy minute hits all of them."""
+    times: dict[str, list[float]] = {module: [] for module in MODULES}
+    for _ in range(repeats):
+        for module, found in times.items():
+            found.append(in_fresh_process("-c", IMPORT.format(module)))
+    return times
+
+
+def _table(title: str, first: str, *columns: str) -> Table:
+    """An empty table of a column of names and some of numbers."""
+    table = Table(title=title)
+    table.add_column(first)
+    for column in columns:
+        table.add_column(column, justify="right")
+    return table
+
+
+def imports_table(times: dict[str, list[float]]) -> Table:
+    """Median, least and most seconds of each import."""
+    table = _table("import, s", "module", "median", "least", "most")
+    for module, found in times.items():
+        table.add_row(module, *(f"{value:.2f}" for value in (statistics.median(found), min(found), max(found))))
+    return table
+
+
+def starts_tables(results: dict[str, dict[str, Any]]) -> list[Table]:
+    """Compilation by graph, and first and second steps; a row for each network."""
+    compilation = _table("compilation, s", "network", *(f"THOR {graph}" for graph in GRAPHS), "Momentum")
+    kinds = [(which, kind) for which in ("THOR refresh", "THOR plain", "Momentum") for kind in ("1st", "2nd")]
+    steps = _table("steps, s", "network", *(f"{which} {kind}" for which, kind in kinds))
+    for name, found in results.items():
+        ours, other = found["thor"], found["momentum"]
+        graphs = [*(ours["graphs"][graph] for graph in GRAPHS), other["graphs"]["step"]]
+        compilation.add_row(name, *(f"{value:.3g}" for value in graphs))
+        steps.add_row(name, *(f"{value:.3g}" for value in (*ours["refresh"], *ours["plain"], *other["plain"])))
+    return [compilation, steps]
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--network", nargs="+", default=list(NETWORKS), choices=NETWORKS)
+    parser.add_argument("--resnet50", action="store_true", help="ResNet-50 at 224 x 224 too, which takes minutes")
+    parser.add_argument("--repeats", type=count, default=5, help="processes for each import (5)")
+    parser.add_argument("--out", type=file_to_write, metavar="FILE.json")
+    parser.add_argument("--one", nargs=2, metavar=("NETWORK", "OPTIMIZER"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.one:
+        thor.device.select("CPU")
+        ms.set_context(mode=ms.GRAPH_MODE)
+        name, which = arguments.one
+        print(json.dumps(MEASUREMENTS[which](name)))
+        return
+    console = Console()
+    imports = import_times(arguments.repeats)
+    console.print(imports_table(imports))
+    results: dict[str, dict[str, Any]] = {}
+    for name in [*arguments.network, *(["resnet50"] if arguments.resnet50 else [])]:
+        results[name] = {which: in_fresh_process(str(SCRIPT), "--one", name, which) for which in MEASUREMENTS}
+        write_results(arguments.out, {"imports": imports, "starts": results})
+    console.print(*starts_tables(results))
+
+
+if __name__ == "__main__":
+    main()

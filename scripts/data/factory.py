@@ -1,0 +1,200 @@
+"""A configuration's data set as two sources of batches: one to train on, one to evaluate on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from scripts.common.errors import UserError
+from scripts.data import cifar, fashion_mnist, fetch, imagenet_folder, imagenet_samples
+from scripts.data.batches import Batches, Channels, Split
+from scripts.data.image_source import Collection, ImageSource
+from scripts.data.source import Source
+from scripts.settings.train_settings import TrainSettings
+
+if TYPE_CHECKING:
+    from scripts.data.wordpiece import Vocabulary  # its library is imported where there is text
+
+EVALUATION_BATCH = 1000  # of sets in memory
+FASHION_MEAN, FASHION_STD = 0.2860, 0.3530  # of Fashion-MNIST's training images
+# Images for training as published, for a run that is only planned. Text has no published size.
+PUBLISHED_SIZES = {
+    "fashion_mnist": 60_000,
+    "cifar10": 50_000,
+    "cifar100": 50_000,
+    "imagenet": 1_281_167,
+    "mindrecord": 1_281_167,  # ImageNet, converted
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Feeds:
+    """What a run is fed with.
+
+    Attributes:
+        train: Batches to train on.
+        test: Batches to evaluate on; the ranks together leave no example out, padding has labels below 0.
+        origin: Where the data are, for messages.
+        network_options: Arguments for the network's factory that the data decide.
+        skipped: Unreadable images so far, over both parts, and what is wrong with each.
+        words: The vocabulary of a text.
+    """
+
+    train: Source
+    test: Source
+    origin: str
+    network_options: dict[str, Any] = field(default_factory=dict)
+    skipped: Sequence[dict[str, str]] = ()
+    words: Vocabulary | None = None
+
+    def unreadable(self) -> int:
+        """How many unreadable images were met."""
+        return sum(len(names) for names in self.skipped)
+
+
+def open_feeds(settings: TrainSettings, words: Vocabulary | None = None) -> Feeds:
+    """Find the data set that a configuration names, and cut it into batches; a text by ``words``, where they are given.
+
+    A trained network knows pieces by the numbers that its own vocabulary gave them, whatever text it is shown.
+    """
+    name = settings.data.name
+    if name == "text":
+        return _text(settings, words)
+    if name in ("imagenet", "mindrecord", "imagenet_samples"):
+        return _photographs(settings)
+    return _in_memory(settings)
+
+
+def _training(settings: TrainSettings) -> dict[str, Any]:
+    """Arguments of every training source."""
+    data = settings.data
+    return {"batch_size": settings.share, "seed": settings.seed, "rank": data.rank, "ranks": data.ranks}
+
+
+def _evaluation(settings: TrainSettings, default: int, examples: int) -> dict[str, Any]:
+    """Arguments of every source to evaluate on; a batch is no larger than this rank's share of the examples."""
+    data = settings.data
+    size = max(1, min(settings.eval_batch_size or default, -(-examples // data.ranks)))
+    return {"batch_size": size, "rank": data.rank, "ranks": data.ranks, "training": False}
+
+
+def _in_memory(settings: TrainSettings) -> Feeds:
+    """Fashion-MNIST and CIFAR."""
+    data = settings.data
+    load: Callable[[Path, str], Split]
+    mean: Channels
+    std: Channels
+    if data.name == "fashion_mnist":
+        folder = fashion_mnist.resolve(data.folder)
+        load, mean, std = fashion_mnist.load, FASHION_MEAN, FASHION_STD
+    else:
+        kind = cifar.FORMATS[data.name]
+        folder = cifar.resolve(data.name, data.folder)
+        mean, std = kind.mean, kind.std
+
+        def load(folder: Path, part: str) -> Split:
+            return cifar.load(data.name, folder, part)
+
+    if settings.reconstructs:  # a reconstruction is of pixels in 0 to 1
+        mean, std = 0.0, 1.0
+    train, test = load(folder, "train"), load(folder, "test")
+    labels = test.labels[: data.test_size]
+    return Feeds(
+        train=Batches(
+            images=train.images[: data.train_size],
+            labels=train.labels[: data.train_size],
+            mean=mean,
+            std=std,
+            crop=data.crop,
+            flip=data.flip,
+            **_training(settings),
+        ),
+        test=Batches(
+            images=test.images[: data.test_size],
+            labels=labels,
+            mean=mean,
+            std=std,
+            **_evaluation(settings, EVALUATION_BATCH, len(labels)),
+        ),
+        origin=str(folder),
+    )
+
+
+def _photographs(settings: TrainSettings) -> Feeds:
+    """ImageNet as a folder or as MindRecord, and the twenty samples."""
+    data = settings.data
+    train, test, folder = _collections(settings)
+    skipped: tuple[dict[str, str], dict[str, str]] = ({}, {})
+    shared: dict[str, Any] = {"size": data.size, "strict": data.strict, "workers": data.workers}
+    return Feeds(
+        train=ImageSource(collection=train, augment=data.augment, skipped=skipped[0], **shared, **_training(settings)),
+        test=ImageSource(
+            collection=test,
+            skipped=skipped[1],
+            **shared,
+            **_evaluation(settings, settings.share, len(test)),
+        ),
+        origin=str(folder),
+        skipped=skipped,
+    )
+
+
+def _collections(settings: TrainSettings) -> tuple[Collection, Collection, Path]:
+    """Training and validation images, and where they are."""
+    data = settings.data
+    if data.name == "mindrecord":
+        from scripts.data import mindrecord  # MindSpore's data engine takes a second to import
+
+        if data.folder is None:
+            raise UserError(
+                "data.folder is needed with data.name = mindrecord: the OUT of  "
+                "python -m scripts.data.mindrecord IMAGENET OUT"
+            )
+        folder = Path(data.folder).expanduser()
+        return mindrecord.load(folder / "train"), mindrecord.load(folder / "val"), folder
+    if data.name == "imagenet_samples":
+        folder = Path(data.folder).expanduser() if data.folder else fetch.cache_folder("imagenet-samples")
+        if not (folder / "val").is_dir():
+            imagenet_samples.arrange(folder)
+    else:
+        folder = imagenet_folder.resolve(data.folder)
+    return *imagenet_folder.load(folder), folder
+
+
+def _text(settings: TrainSettings, words: Vocabulary | None) -> Feeds:
+    """Sequences of plain text; without a vocabulary one is built from the training documents alone."""
+    from scripts.data import austen, text, wordpiece
+
+    data = settings.data
+    folder = Path(data.folder).expanduser() if data.folder else austen.resolve()
+    documents, held_out = text.split(text.read(folder), data.held_out)
+    if words is None:
+        words = wordpiece.vocabulary(list(documents.values()), data.vocabulary, fetch.cache_folder("wordpiece"))
+    train = text.sequences(documents, words, data.length)[: data.train_size]
+    test = text.sequences(held_out, words, data.length)[: data.test_size]
+    source = text.NextPieces if data.objective == "next" else text.MaskedText
+    return Feeds(
+        train=source(sequences=train, words=len(words), **_training(settings)),
+        test=source(sequences=test, words=len(words), **_evaluation(settings, settings.share, len(test))),
+        origin=str(folder),
+        network_options={"vocab_size": len(words)},
+        words=words,
+    )
+
+
+def classes_of(source: Source) -> int:
+    """How many classes (of text: word pieces) the labels of a source tell apart."""
+    if isinstance(source, ImageSource):
+        return len(source.collection.classes)
+    return int(source.labels.max()) + 1 if isinstance(source, Batches) else int(cast(Any, source).words)
+
+
+def examples_of(source: Source) -> int | None:
+    """How many examples a source has, where it knows."""
+    for name in ("labels", "collection", "sequences"):
+        found = getattr(source, name, None)
+        if found is not None:
+            return len(found)
+    return None

@@ -1,0 +1,148 @@
+"""The tables of docs/training.md: every setting of scripts/settings/train_settings.py, in its own words.
+
+    python scripts/docs/settings_tables.py                         # writes them anew, after settings have changed
+
+What stands on the page above the mark is written by hand and stays.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+import types
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from pydantic import BaseModel, PlainValidator  # noqa: E402
+from pydantic.fields import FieldInfo  # noqa: E402
+
+from scripts.settings.train_settings import Interval, Refresh, Schedule, TrainSettings  # noqa: E402
+from scripts.settings.yaml_config import BLOCKS  # noqa: E402
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "training.md"
+MARK = "<!-- What follows is written by scripts/docs/settings_tables.py. -->"
+#: Blocks that one value stands for: which one, and what it is called.
+SHORT: dict[type[BaseModel], tuple[str, str]] = {
+    Schedule: ("shape", "a shape"),
+    Refresh: ("preset", "a preset"),
+    Interval: ("start", "a number of steps"),
+}
+#: What every optimizer's section has.
+COMMON = {
+    "learning_rate": "Learning rate at its highest; the schedule goes from there.",
+    "schedule": "How the learning rate moves over the run.",
+    "weight_decay": "Weight decay; `decay_all` says of which weights.",
+}
+_BOUNDS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
+_PLAIN = {int: "whole number", float: "number", str: "text", bool: "true, false"}
+
+
+def main() -> int:
+    """Write the page."""
+    PAGE.write_text(renewed(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    return 0
+
+
+def renewed(page: str) -> str:
+    """The page with its tables made anew."""
+    head, mark, _ = page.partition(MARK)
+    if not mark:
+        raise ValueError(f"{PAGE}: the line {MARK!r} is missing: set it where the tables begin")
+    return head + MARK + "\n\n" + "\n".join(_tables()).rstrip("\n") + "\n"
+
+
+def _tables() -> Iterator[str]:
+    """Lines: the run's settings, those of each section, and those of blocks that stand in several places."""
+    yield from _table("The run", TrainSettings, "")
+    for name in ("data", *BLOCKS):
+        section = type(getattr(TrainSettings(), name))
+        yield from _table(f"Section {name}", section, f"{name}.")
+    for block in SHORT:
+        yield from _table(block.__name__, block, "")
+
+
+def _table(title: str, block: type[BaseModel], prefix: str) -> Iterator[str]:
+    """A heading, what the block is, and a line for each of its settings that is no section itself."""
+    own = meanings(block)
+    yield from (f"## {title}", "", _first_paragraph(block), "")
+    yield from ("| setting | allowed | default | meaning |", "|---|---|---|---|")
+    for name, field in block.model_fields.items():
+        if name not in ("data", *BLOCKS) or block is not TrainSettings:
+            default = "needed" if field.is_required() else f"`{_shown(field.get_default(call_default_factory=True))}`"
+            cells = (f"`{prefix}{name}`", _allowed_in(field), default, own[name])
+            yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+    yield ""
+
+
+def meanings(block: type[BaseModel]) -> dict[str, str]:
+    """What each setting means: as its class says, or COMMON."""
+    own = {name: words for name, words in COMMON.items() if name in block.model_fields} | documented(block)
+    return {name: re.sub(r"\bNone\b", "null", words) for name, words in own.items()}  # as YAML calls it
+
+
+def documented(block: type[BaseModel]) -> dict[str, str]:
+    """The `Attributes:` of a class's docstring."""
+    _, _, attributes = str(inspect.getdoc(block)).partition("Attributes:\n")
+    found: dict[str, str] = {}
+    name = ""
+    for line in attributes.splitlines():
+        first = re.match(r" {4}(\w+): (.+)", line)
+        if first:
+            name = first[1]
+            found[name] = first[2]
+        elif name and line.strip():
+            found[name] += f" {line.strip()}"
+    return found
+
+
+def _first_paragraph(block: type[BaseModel]) -> str:
+    return str(inspect.getdoc(block)).split("\n\n")[0]
+
+
+def _shown(value: Any) -> str:
+    """A default as YAML has it; a block as the one value that stands for it."""
+    if isinstance(value, BaseModel):
+        value = getattr(value, SHORT[type(value)][0])
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _allowed_in(field: FieldInfo) -> str:
+    """What a field takes, in words."""
+    return _allowed(field.annotation, field.metadata)
+
+
+def _allowed(kind: Any, metadata: list[Any]) -> str:
+    """What a type with its bounds takes, in words."""
+    own = next((part.func for part in metadata if isinstance(part, PlainValidator)), None)
+    if own is not None:  # its first line says it
+        words = str(inspect.getdoc(own)).rstrip(".")
+        return words[0].lower() + words[1:]
+    options = typing.get_args(kind)
+    origin = typing.get_origin(kind)
+    if origin is typing.Annotated:
+        inner = [part for each in options[1:] for part in (each.metadata if isinstance(each, FieldInfo) else [each])]
+        return _allowed(options[0], inner)
+    if origin is typing.Literal:
+        return ", ".join(f"`{option}`" for option in options)
+    if origin in (types.UnionType, typing.Union):
+        return ", or ".join("null" if each is type(None) else _allowed(each, metadata) for each in options)
+    if origin is list:
+        return f"list of: {_allowed(options[0], [])}"
+    if origin is dict:
+        return "mapping"
+    if kind in SHORT:
+        name = kind.__name__
+        return f"{SHORT[kind][1]}, or a block [{name}](#{name.lower()})"
+    bounds = [f"{s} {getattr(part, key)}" for part in metadata for key, s in _BOUNDS.items() if hasattr(part, key)]
+    return " ".join((_PLAIN[kind], ", ".join(bounds))).strip()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,53 @@
+"""The blocks that ``block_size: auto`` has chosen, kept in the run's folder: a checkpoint belongs to them.
+
+THOR keeps what it measured in a cache of the user and the machine. A run that goes on elsewhere, or after that cache
+is gone, would measure anew, and could choose others.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mindspore import nn
+
+from scripts.common.atomic_write import write_whole
+from scripts.common.errors import UserError, writing
+from scripts.settings.train_settings import TrainSettings
+
+if TYPE_CHECKING:
+    from thor import BlockPlan
+
+BLOCKS = "blocks.json"
+
+
+def chooses_blocks(settings: TrainSettings) -> bool:
+    """Whether the run's blocks are chosen at its first step."""
+    return settings.optimizer == "thor" and settings.thor.block_size == "auto"
+
+
+def keep_blocks(folder: Path, optimizer: nn.Cell) -> None:
+    """Write the plan that a thor.THOR has chosen."""
+    plan = optimizer.options.plan
+    about = {
+        "block_size": plan.block_size, "split": plan.split, "rank": plan.rank, "order": plan.order,
+        "layers": dict(plan.layers),
+    }  # fmt: skip
+    with writing(folder, "the blocks that were chosen are not saved, and no checkpoint of them"):
+        write_whole(folder / BLOCKS, json.dumps(about, indent=1))
+
+
+def kept_blocks(folder: Path) -> BlockPlan | None:
+    """The plan of the run in a folder; None where none is kept."""
+    from thor import BlockPlan
+
+    path = folder / BLOCKS
+    try:
+        about = json.loads(path.read_text(encoding="utf-8"))
+        layers = {name: tuple(size) if isinstance(size, list) else size for name, size in about["layers"].items()}
+        return BlockPlan(**{**about, "layers": layers})
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UserError(f"{path}: does not hold the blocks of a run ({error}); bring it back, or begin anew") from None

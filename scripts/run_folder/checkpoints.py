@@ -1,0 +1,214 @@
+"""Checkpoints of a run: all tensors, and where the run stands; the newest few and the best are kept.
+
+Each is a pair `step-N.ckpt` and `step-N.json`. Both are written under temporary names; the .json is renamed last, and a
+checkpoint without it does not count. So a run that is killed at any moment, or whose disk is full, leaves its newest
+complete checkpoint. `best.ckpt` and `best.json` are that of the best evaluation so far.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import mindspore as ms
+from mindspore import Parameter, Tensor, nn
+
+from scripts.common.atomic_write import write_whole
+from scripts.common.errors import UserError, writing
+from scripts.run_folder.progress_record import Position, checked, describe
+from thor import THOR
+
+CHECKPOINT_SUFFIXES = (".ckpt", ".json")
+BEST = "best"
+
+
+def save(folder: Path, tensors: list[dict[str, Any]], position: Position, keep: int) -> None:
+    """Write a checkpoint of `tensors_of` the cells, then remove all but the newest `keep`."""
+    before = last_step(folder)
+    saved = (
+        "there is no earlier one" if before is None else f"that of step {before} is whole, and --resume goes on from it"
+    )
+    with _whole_or_gone(folder, f"the checkpoint of step {position.step} is not saved; {saved}"):
+        _write_pair(folder, tensors, position)
+    for old in complete(folder)[:-keep]:
+        old.unlink()
+        old.with_suffix(".ckpt").unlink(missing_ok=True)
+
+
+def _write_pair(folder: Path, tensors: list[dict[str, Any]], position: Position) -> None:
+    """Tensors, the best ones, description: in this order a break between any two of them is mended by resuming."""
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary, path = folder / "writing.ckpt", folder / f"{_name(position.step)}.ckpt"
+    ms.save_checkpoint(tensors, str(temporary))
+    description = describe(position, temporary)
+    os.replace(temporary, path)
+    _describe(path, description, position)
+
+
+def describe_anew(folder: Path, position: Position) -> None:
+    """Bring the newest checkpoint's description to a position that has moved on while its tensors have not."""
+    path = folder / f"{_name(position.step)}.ckpt"
+    kept = f"what came after step {position.step} is not saved; its checkpoint is whole, and --resume goes on from it"
+    with _whole_or_gone(folder, kept):
+        _describe(path, describe(position, path), position)
+
+
+@contextmanager
+def _whole_or_gone(folder: Path, lost: str) -> Iterator[None]:
+    """Within, what is written may fail; what is half written is removed, it takes room that the disk may lack."""
+    try:
+        with writing(folder, lost):
+            yield
+    except BaseException:
+        for path in folder.glob("writing.*"):
+            path.unlink()
+        raise
+
+
+def _describe(path: Path, description: dict[str, Any], position: Position) -> None:
+    """Write a checkpoint's description last, after what it says is the best is that."""
+    if position.best_step == position.step and position.best is not None:
+        _keep_as_best(path, description)
+    write_whole(path.with_suffix(".json"), json.dumps(description, indent=1))
+
+
+def last_step(folder: Path) -> int | None:
+    """Step of the newest complete checkpoint, None where there is none."""
+    found = complete(folder)
+    return int(found[-1].stem.removeprefix("step-")) if found else None
+
+
+def load(folder: Path, step: int, cells: tuple[nn.Cell, ...], steps_per_epoch: int) -> Position:
+    """Bring the cells to the checkpoint of a step; where the run stands there. An epoch must be as long as it was."""
+    path = folder / f"{_name(step)}.ckpt"
+    position = checked(path, path.with_suffix(".json"))
+    before = position.steps_per_epoch
+    if not before and position.epoch:
+        before = (position.step - position.step_in_epoch) // position.epoch
+    if before not in (0, steps_per_epoch):
+        raise UserError(
+            f"{path}: an epoch of this run has {before} steps, and would have {steps_per_epoch} with "
+            f"the data that data.folder holds now: give the data that it began with, or begin anew with --overwrite"
+        )
+    _load(path, cells)
+    return replace(position, steps_per_epoch=steps_per_epoch)
+
+
+def clear(folder: Path) -> None:
+    """Remove the checkpoints of an earlier run."""
+    for pattern in ("step-*.json", "step-*.ckpt", "writing.*", f"{BEST}.*"):
+        for path in folder.glob(pattern):
+            path.unlink()
+
+
+def complete(folder: Path) -> list[Path]:
+    """The .json files of complete checkpoints, oldest first."""
+    return sorted(path for path in folder.glob("step-*.json") if path.with_suffix(".ckpt").is_file())
+
+
+def _name(step: int) -> str:
+    """What the files of a step's checkpoint are called."""
+    return f"step-{step:08d}"
+
+
+def choose(folder: Path, which: str) -> Path:
+    """The file of the `best` or the `last` checkpoint in a folder of checkpoints."""
+    last = complete(folder)
+    path = folder / f"{BEST}.ckpt" if which == BEST else last[-1].with_suffix(".ckpt") if last else folder / "step-*"
+    if not path.is_file():
+        hint = "no evaluation gave a number yet; --checkpoint last is there" if last else (
+            f"is {folder.parent} the folder of a run?"
+        )  # fmt: skip
+        raise UserError(f"{path}: no such checkpoint; {hint}")
+    return path
+
+
+def load_network(path: Path, network: nn.Cell) -> str:
+    """Bring a network to a checkpoint's averaged weights, or to its weights where it has no averages; which of both."""
+    from scripts.training.weight_average import PREFIX
+
+    description = path.with_suffix(".json")
+    if description.is_file():
+        checked(path, description)
+    tensors = _read(path)
+    averages = {name.removeprefix(PREFIX): value for name, value in tensors.items() if name.startswith(PREFIX)}
+    values = {**tensors, **{name: Parameter(Tensor(value), name=name) for name, value in averages.items()}}
+    missing = [p.name for p in network.get_parameters() if p.name not in values]
+    if missing:
+        raise UserError(f"{path}: belongs to another network, it lacks {_few(missing)}")
+    _into(path, network, values)
+    return "averaged weights" if averages else "weights"
+
+
+def _keep_as_best(path: Path, description: dict[str, Any]) -> None:
+    """Make a checkpoint the best one. A file system without links gets a copy.
+
+    The old description goes first: between the two renames it would call the new tensors damaged.
+    """
+    best, temporary = path.with_name(f"{BEST}.ckpt"), path.with_name("writing.best")
+    temporary.unlink(missing_ok=True)
+    try:
+        os.link(path, temporary)
+    except OSError:
+        shutil.copyfile(path, temporary)
+    best.with_suffix(".json").unlink(missing_ok=True)
+    os.replace(temporary, best)
+    write_whole(best.with_suffix(".json"), json.dumps(description, indent=1))
+
+
+def tensors_of(cells: tuple[nn.Cell, ...]) -> list[dict[str, Any]]:
+    """Name and data of all cells' Parameters; weights that several have count once. All ranks of a job must ask.
+
+    In a job, thor.THOR brings together inverses that lie on several ranks.
+    """
+    found: dict[str, Parameter] = {}
+    gathered: dict[str, Tensor] = {}
+    for cell in cells:
+        for parameter in cell.get_parameters():
+            if found.setdefault(parameter.name, parameter) is not parameter:
+                raise RuntimeError(f"two parameters are called {parameter.name}")
+        if isinstance(cell, THOR):
+            gathered |= {part["name"]: part["data"] for part in cell.state()}
+    return [{"name": name, "data": gathered.get(name, parameter)} for name, parameter in found.items()]
+
+
+def _load(path: Path, cells: tuple[nn.Cell, ...]) -> None:
+    """Load all tensors; nothing may be missing."""
+    tensors = _read(path)
+    missing: set[str] = set()
+    for cell in cells[1:] + cells[:1]:  # the optimizer first: thor.THOR refuses another one's before anything changes
+        missing |= set(_into(path, cell, tensors))
+    if missing:
+        raise UserError(f"{path}: belongs to another network or optimizer, it lacks {_few(sorted(missing))}")
+
+
+def _read(path: Path) -> dict[str, Parameter]:
+    """The tensors of a file."""
+    try:
+        return dict(ms.load_checkpoint(str(path)))
+    except (ValueError, RuntimeError, TypeError) as error:
+        raise UserError(f"{path}: {' '.join(str(error).split())}") from error
+
+
+def _into(path: Path, cell: nn.Cell, tensors: dict[str, Parameter]) -> list[str]:
+    """Load tensors into a cell; names of its Parameters that there is nothing for."""
+    if not list(cell.get_parameters()):
+        return []
+    try:
+        if isinstance(cell, THOR):
+            cell.load(tensors)
+            return []
+        return list(ms.load_param_into_net(cell, tensors)[0])
+    except (ValueError, RuntimeError, TypeError) as error:
+        raise UserError(f"{path}: {' '.join(str(error).split())}") from error
+
+
+def _few(names: Sequence[str]) -> str:
+    """The first names of many."""
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

@@ -1,0 +1,198 @@
+"""What a run leaves to read: metrics.jsonl, one line an event, the same as CSV, and summary.json, made from it."""
+
+from __future__ import annotations
+
+import csv
+import json
+import statistics
+from collections import Counter
+from collections.abc import Iterable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from scripts.common.atomic_write import write_whole
+from scripts.common.errors import UserError, writing
+from scripts.run_folder.progress_record import Position
+from thor.report.metrics_file import DECISIONS, SCORES, Line, LinesError, read_lines
+
+METRICS = "metrics.jsonl"
+SUMMARY = "summary.json"
+LOST = "the newest lines are lost, those up to the last checkpoint are there and --resume goes on from it"
+
+# The CSV files, which kinds of lines go into each, and its columns: a table has the same ones from the first line on.
+TABLES = {
+    "metrics.csv": (
+        ("step", "eval", "epoch"),
+        ("kind", "step", "epoch", "seconds", "compiling", "loss", "ms_per_step", "train_loss")
+        + ("test_loss", "test_accuracy", "test_top5", "test_error"),
+    ),
+    "refreshes.csv": (("refresh",), ("step", "layer", "trace", "change", "decision")),
+}
+
+
+class Recorder:
+    """Appends lines to a run's files; each has `kind`: step, eval, epoch, refresh or ranks.
+
+    All count their `step` as the run does, batches from 1: so a resumed run can tell which lines it will write again.
+    """
+
+    def __init__(self, folder: Path, resumed: Position | None = None, board: Any = None) -> None:
+        """Start new files, or go on behind the lines of a resumed position; `board` is that of `open_board`."""
+        kept = [line for line in read_metrics(folder) if _is_behind(resumed, line)] if resumed else []
+        self._path = folder / METRICS
+        with writing(self._path, "nothing is trained yet, and what was there is whole"):
+            write_whole(self._path, "".join(json.dumps(line) + "\n" for line in kept))
+            self._file = self._path.open("a")
+            self._tables = [_Table(folder / name, *about) for name, about in TABLES.items()]
+            for line in kept:
+                for table in self._tables:
+                    table.write(line)
+        self._board = board
+
+    def step(self, **values: Any) -> None:
+        """A training step: step, epoch, loss, ms_per_step, seconds."""
+        self._write({"kind": "step", **values})
+
+    def evaluation(self, **values: Any) -> None:
+        """An evaluation within an epoch: step, epoch, test_loss, test_accuracy ..., seconds, compiling."""
+        self._write({"kind": "eval", **values})
+
+    def epoch(self, **values: Any) -> None:
+        """An epoch: step, epoch, train_loss, test_loss, test_accuracy or test_error, seconds, compiling."""
+        self._write({"kind": "epoch", **values})
+
+    def refresh(self, step: int, record: Any) -> None:
+        """A refresh decision of thor.THOR's history, made in a step; the record's own step counts updates before it."""
+        values = {"step": step, "layer": record.layer, "trace": float(record.trace)}
+        change = None if record.change is None else float(record.change)
+        self._write({"kind": "refresh", **values, "change": change, "decision": record.decision.name})
+
+    def ranks(self, step: int, inverse_seconds: list[float]) -> None:
+        """What each rank of a job spent on its inverses at a refresh."""
+        self._write({"kind": "ranks", "step": step, "inverse_seconds": inverse_seconds})
+
+    def flush(self) -> None:
+        """Bring all lines to the files."""
+        with writing(self._path, LOST):
+            self._file.flush()
+            for table in self._tables:
+                table.file.flush()
+        if self._board is not None:
+            self._board.flush()
+
+    def close(self) -> None:
+        """Flush, and close the files, all of them even where one cannot be written."""
+        with writing(self._path, LOST), ExitStack() as closing:
+            if self._board is not None:
+                closing.callback(self._board.close)
+            for file in (*(table.file for table in self._tables), self._file):
+                closing.callback(file.close)
+
+    def _write(self, line: Line) -> None:
+        with writing(self._path, LOST):
+            self._file.write(json.dumps(line) + "\n")
+            for table in self._tables:
+                table.write(line)
+        if self._board is not None:
+            _to_board(self._board, line)
+        if line["kind"] == "epoch":
+            self.flush()
+
+
+class Unrecorded(Recorder):
+    """What the other ranks of a job have instead: it writes nothing, the first rank does."""
+
+    def __init__(self) -> None:
+        pass
+
+    def flush(self) -> None:
+        """There is nothing."""
+
+    def close(self) -> None:
+        """There is nothing."""
+
+    def _write(self, line: Line) -> None:
+        pass
+
+
+class _Table:
+    """One CSV file."""
+
+    def __init__(self, path: Path, kinds: tuple[str, ...], columns: tuple[str, ...]) -> None:
+        self.file = path.open("w", newline="")
+        self._kinds = kinds
+        self._writer = csv.DictWriter(self.file, columns, restval="", extrasaction="ignore")
+        self._writer.writeheader()
+
+    def write(self, line: Line) -> None:
+        """A line, if it is of the kinds that the table is for."""
+        if line["kind"] in self._kinds:
+            self._writer.writerow(line)
+
+
+def _is_behind(position: Position, line: Line) -> bool:
+    """Whether a run at a position will not write a line again: those of its last step's evaluations may still come."""
+    if line["kind"] == "eval" and line["step"] == position.step:
+        return position.evaluated == position.step
+    return line["step"] <= position.step and (line["kind"] != "epoch" or line["epoch"] <= position.epoch)
+
+
+def open_board(folder: Path, resumed: Position | None) -> Any:
+    """TensorBoard's writer; it hides earlier points of steps that are to come, before a new run all of them."""
+    try:
+        from tensorboardX import SummaryWriter
+    except ModuleNotFoundError:
+        raise UserError(
+            "tensorboard = true needs tensorboardX: pip install tensorboardX (or the extra 'tensorboard')"
+        ) from None
+    return SummaryWriter(str(folder / "tensorboard"), purge_step=0 if resumed is None else resumed.step + 1)
+
+
+def _to_board(board: Any, line: Line) -> None:
+    """The numbers of a line as scalars over steps."""
+    if line["kind"] == "refresh":
+        board.add_scalar(f"trace/{line['layer']}", line["trace"], line["step"])
+        return
+    for key in ("loss", "ms_per_step", "train_loss", *SCORES):
+        if key in line:
+            board.add_scalar(key, line[key], line["step"])
+
+
+def read_metrics(folder: Path) -> list[Line]:
+    """All complete lines of a run, checked."""
+    path = folder / METRICS
+    if not path.is_file():
+        return []
+    try:
+        return read_lines(path)
+    except LinesError as error:
+        raise UserError(str(error)) from None
+
+
+def median_of_steps(lines: Iterable[Line]) -> float | None:
+    """Milliseconds of a step, the median; None where no step is told of."""
+    times = [line["ms_per_step"] for line in lines if line["kind"] == "step"]
+    return statistics.median(times) if times else None
+
+
+def write_summary(folder: Path, about: Line) -> Line:
+    """Write summary.json: what the run was, and its results."""
+    lines = read_metrics(folder)
+    epochs = [line for line in lines if line["kind"] == "epoch"]
+    decisions = Counter(line["decision"] for line in lines if line["kind"] == "refresh")
+    stopped = sorted(line["layer"] for line in lines if line.get("decision") == "STOP")
+    summary = {
+        **about,
+        "epochs": [{key: value for key, value in line.items() if key != "kind"} for line in epochs],
+        "median_ms_per_step": median_of_steps(lines),
+        "refreshes": {name.lower(): decisions[name] for name in DECISIONS},
+        "stopped_layers": stopped,
+    }
+    shared = [line["inverse_seconds"] for line in lines if line["kind"] == "ranks"]
+    if shared:
+        waits = [max(seconds) - min(seconds) for seconds in shared]  # of the fastest rank for the slowest
+        summary["skew"] = {"refreshes": len(waits), "median_s": statistics.median(waits), "max_s": max(waits)}
+    with writing(folder / SUMMARY, "all else of the run is there, and --resume makes it anew"):
+        write_whole(folder / SUMMARY, json.dumps(summary, indent=1) + "\n")
+    return summary

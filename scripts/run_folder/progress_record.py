@@ -1,0 +1,118 @@
+"""Where a run stands: the description that lies beside a checkpoint's tensors, with a checksum over both.
+
+The checksum is what tells a damaged file from a whole one: a flipped bit in a tensor changes neither size nor names.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from scripts.common.errors import UserError
+from thor.runtime.json_files import parse
+
+CHUNK = 1 << 20
+BYTES, CHECKSUM = "bytes", "crc32"
+Count = Annotated[int, Field(ge=0)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Position:
+    """Where a run stands.
+
+    Attributes:
+        step: Steps done since the start.
+        epoch: Epochs completed.
+        step_in_epoch: Steps done in the epoch under way.
+        steps_per_epoch: Steps of each epoch; 0 in what earlier code saved.
+        seconds: Training time so far.
+        seed: Seed of the run.
+        loss_sum: Sum of the losses of the epoch under way that are numbers.
+        not_finite: How many of them are not.
+        evaluated: The step after which the network was evaluated last.
+        best: The best value of the metric so far.
+        best_step: The step that it was found after.
+        phases: Steps and seconds spent in each phase of the run.
+        peak: Bytes, the largest peak of the processes so far.
+    """
+
+    step: Count = 0
+    epoch: Count = 0
+    step_in_epoch: Count = 0
+    steps_per_epoch: Count = 0
+    seconds: float = 0.0
+    seed: int = 0
+    loss_sum: float = 0.0
+    not_finite: Count = 0
+    evaluated: Count = 0
+    best: float | None = None
+    best_step: Count = 0
+    phases: dict[str, list[float]] = field(default_factory=dict)
+    peak: Count = 0
+
+
+def describe(position: Position, tensors: Path) -> dict[str, Any]:
+    """What is written beside a file of tensors."""
+    plain = {**asdict(position), BYTES: tensors.stat().st_size}
+    return {**plain, CHECKSUM: _checksum(tensors, plain)}
+
+
+def checked(tensors: Path, description: Path) -> Position:
+    """Where the run stands at a checkpoint whose two files are whole; an error where either of them is damaged."""
+    try:
+        text = description.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UserError(f"{description} is missing (all hosts of a job need the same folder)") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise _damaged(description, f"cannot be read: {error}", tensors) from None
+    try:
+        values = parse(text)
+    except ValueError as error:
+        raise _damaged(description, f"not JSON: {error}", tensors) from None
+    if not isinstance(values, dict):
+        raise _damaged(description, "holds no description of a checkpoint", tensors)
+    stored = values.pop(CHECKSUM, None)
+    if not tensors.is_file():
+        raise UserError(f"{tensors} is missing (all hosts of a job need the same folder)")
+    size = tensors.stat().st_size
+    if values.get(BYTES) != size:
+        raise _damaged(tensors, f"{size} bytes, and should have {values.get(BYTES)}", tensors)
+    if stored != _checksum(tensors, values):
+        raise _damaged(tensors, f"its checksum and that in {description.name} differ", tensors)
+    del values[BYTES]
+    return _position(values, tensors, description)
+
+
+def _position(values: dict[str, Any], tensors: Path, description: Path) -> Position:
+    """A position of plain values, checked one by one: a checksum does not say who wrote them."""
+    known = {each.name for each in fields(Position)}
+    if values.keys() - known or "step" not in values:
+        wrong = sorted(values.keys() - known) or ["no step"]
+        raise _damaged(description, f"holds what no checkpoint has: {', '.join(wrong)}", tensors)
+    try:
+        return TypeAdapter(Position).validate_python(values)
+    except ValidationError as error:
+        detail = error.errors()[0]
+        place = ".".join(str(part) for part in detail["loc"])
+        raise _damaged(description, f"{place} = {detail['input']!r}: {detail['msg']}", tensors) from None
+
+
+def _checksum(tensors: Path, values: dict[str, Any]) -> int:
+    """One CRC-32 over the file and, after it, over the description's values, in whatever order they stand."""
+    found = 0
+    with tensors.open("rb") as file:
+        while chunk := file.read(CHUNK):
+            found = zlib.crc32(chunk, found)
+    return zlib.crc32(json.dumps(values, sort_keys=True).encode(), found)
+
+
+def _damaged(path: Path, why: str, tensors: Path) -> UserError:
+    """An error that says what to do about it: an earlier checkpoint is whole more often than not."""
+    if tensors.stem.startswith("step-"):
+        return UserError(f"{path}: damaged ({why}); remove it to use the checkpoint before")
+    return UserError(f"{path}: damaged ({why}); remove it, and give --checkpoint last, or another file")

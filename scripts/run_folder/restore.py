@@ -1,0 +1,34 @@
+"""A finished or interrupted run, taken up again for evaluation and export."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from scripts.common.errors import UserError
+from scripts.settings.train_settings import TrainSettings
+from scripts.settings.yaml_config import load_config
+
+CHOICES = ("best", "last")
+
+
+def settings_of(folder: Path, overrides: Sequence[str] = ()) -> TrainSettings:
+    """The settings that a run was made with, and what is changed now."""
+    path = folder / "config.yaml"
+    if not path.is_file():
+        raise UserError(f"{folder}: not the folder of a run, config.yaml is missing")
+    return load_config(path, overrides)
+
+
+def checkpoint_of(folder: Path, name: str) -> Path:
+    """The file of `best`, `last`, or a file named as such."""
+    from scripts.run_folder.checkpoints import choose
+
+    if name in CHOICES:
+        return choose(folder / "checkpoints", name)
+    path = Path(name)
+    if not path.is_file():
+        raise UserError(
+            f"--checkpoint {name}: must be {' or '.join(CHOICES)}, or a file, and there is none of that name"
+        )
+    return path

@@ -1,0 +1,1 @@
+"""What a configuration may hold, and how it is read."""

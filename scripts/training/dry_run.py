@@ -1,0 +1,175 @@
+"""What a configuration would do: layers, captured factors, memory, steps, and where files would go."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mindspore as ms
+from mindspore import nn
+from rich.console import Console
+from rich.table import Table
+
+from scripts.common.errors import UserError
+from scripts.common.memory_use import memory
+from scripts.data import fetch
+from scripts.data.factory import PUBLISHED_SIZES, Feeds, open_feeds
+from scripts.run_folder import checkpoints
+from scripts.settings.train_settings import TrainSettings
+from scripts.settings.yaml_config import differences, load_config
+from scripts.training.build import make_convolutions_fast, select_device, whole_steps
+from scripts.training.check_shapes import check_fit
+from scripts.training.loop import CHECKPOINTS, CONFIG, held
+from scripts.training.networks import build_loss, build_network
+from scripts.training.optimizers import build_stepper
+
+WRAPPED = "_backbone."  # where mixed precision puts the network
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What would be trained.
+
+    Attributes:
+        network: Its layers, with their weights.
+        optimizer: Made, and never stepped.
+        steps_per_epoch: None where the data are not here and their size is not published.
+        notes: What is missing here for the run to start.
+    """
+
+    network: nn.Cell
+    optimizer: nn.Cell
+    steps_per_epoch: int | None
+    notes: list[str]
+
+
+def show(settings: TrainSettings, console: Console | None = None) -> Plan:
+    """Print what a run of these settings would be; missing data or devices are told, and are no error here."""
+    console = console or Console()
+    plan = _plan(settings)
+    sizes = memory(plan.network, plan.optimizer)
+    console.print(_layers(settings.network, plan, sizes["curvature"]))
+    left_out = getattr(plan.optimizer, "left_out", [])
+    lines = [f"plain gradient: {len(left_out)} layers"] if left_out else []
+    lines += [_memory(sizes), _steps(settings, plan.steps_per_epoch)]
+    lines += [f"files: {line}" for line in _files(settings)]
+    lines += [f"MISSING HERE: {note}" for note in plan.notes]
+    for line in lines:
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
+    return plan
+
+
+def _plan(settings: TrainSettings) -> Plan:
+    """Network and optimizer as the run would have them; on the CPU where the device is not here."""
+    notes: list[str] = []
+    try:
+        select_device(settings.device)
+    except UserError as error:
+        notes.append(f"{error}")
+        select_device("CPU")
+    ms.set_context(mode=ms.GRAPH_MODE if settings.mode == "graph" else ms.PYNATIVE_MODE)
+    ms.set_seed(settings.seed)
+    feeds: Feeds | None = None
+    try:
+        with fetch.looking_only():
+            feeds = open_feeds(settings)
+    except UserError as error:
+        notes.append(f"the data: {error}")
+    steps = _steps_per_epoch(settings, feeds)
+    try:
+        network, loss = build_network(settings, _options_by_data(settings, feeds)), build_loss(settings)
+    except UserError as error:  # what is missing may be why
+        raise UserError("\n       ".join([f"{error}", *(f"MISSING HERE: {note}" for note in notes)])) from None
+    if feeds:
+        check_fit(settings, feeds, network, loss)
+    if settings.optimizer != "thor":
+        make_convolutions_fast(network)
+    stepper = build_stepper(settings, network, loss, steps or settings.accumulation)
+    return Plan(network, stepper.optimizer, steps, notes)
+
+
+def _options_by_data(settings: TrainSettings, feeds: Feeds | None) -> dict[str, Any]:
+    """Arguments for the network's factory that the data decide; without a text, by what is asked of it."""
+    if feeds:
+        return feeds.network_options
+    return {"vocab_size": settings.data.vocabulary} if settings.data.name == "text" else {}
+
+
+def _steps_per_epoch(settings: TrainSettings, feeds: Feeds | None) -> int | None:
+    """Steps an epoch, by the data or else by the set's published size."""
+    if feeds:
+        return whole_steps(settings, len(feeds.train))
+    examples = PUBLISHED_SIZES.get(settings.data.name)
+    if examples is None:
+        return None
+    examples = min(examples, settings.data.train_size or examples)
+    return whole_steps(settings, examples // settings.batch_size)
+
+
+def _layers(title: str, plan: Plan, curvature: dict[str, int]) -> Table:
+    """Each layer with weights of its own, and its factors where it is captured."""
+    captured = {record.name: record for record in getattr(plan.optimizer, "layers", [])}
+    table = Table(title=title)
+    table.add_column("layer", no_wrap=True)
+    table.add_column("kind", no_wrap=True)
+    for column in ("weights", "A", "G", "KiB") if captured else ("weights",):
+        table.add_column(column, justify="right", no_wrap=True)
+    for name, cell in plan.network.cells_and_names():
+        own = [p for p in cell._params.values() if p is not None and p.requires_grad]
+        if not own:
+            continue
+        row = [
+            name.removeprefix(WRAPPED),
+            getattr(cell, "thor_original", type(cell)).__name__,
+        ]
+        row.append(f"{sum(p.size for p in own):,}")
+        if name in captured:
+            row += [*_factors(captured[name]), f"{curvature.get(name, 0) / 1024:.1f}"]
+        table.add_row(*row)
+    return table
+
+
+def _factors(record: Any) -> list[str]:
+    """Size of each factor, and the blocks that it is cut into."""
+    sizes = []
+    for size, blocks in ((record.a_dim, record.blocks[0]), (record.g_dim, record.blocks[1])):
+        sizes.append(f"{size}={blocks[0]}x{blocks[1]}" if blocks else f"{size}")
+    return sizes
+
+
+def _memory(sizes: dict[str, Any]) -> str:
+    """Bytes that stay through a run; what a step needs besides depends on batch and device, and is not known before."""
+    parts = {
+        "weights": sizes["weights"],
+        "optimizer": sizes["optimizer"],
+        "of it curvature": sizes["curvature"].get("total", 0),
+    }
+    told = ", ".join(f"{name} {size / 2**20:.1f} MiB" for name, size in parts.items() if size)
+    return f"memory: {told} (besides activations)"
+
+
+def _steps(settings: TrainSettings, per_epoch: int | None) -> str:
+    """How long the run would be."""
+    shape = f"batch {settings.batch_size}"
+    if settings.data.ranks > 1:
+        shape += f" ({settings.share} on each of {settings.data.ranks} ranks)"
+    if settings.accumulation > 1:
+        shape += f" x {settings.accumulation} accumulated"
+    if per_epoch is None:
+        return f"steps: not known without the data; {settings.epochs} epochs, {shape}"
+    return f"steps: {per_epoch:,} an epoch, {per_epoch * settings.epochs:,} in {settings.epochs} epochs, {shape}"
+
+
+def _files(settings: TrainSettings) -> list[str]:
+    """Where things would go, and what is there now."""
+    folder = Path(settings.out)
+    lines = [f"{folder}/ for metrics.jsonl, metrics.csv, refreshes.csv, summary.json, {CONFIG}"]
+    lines.append(f"{folder / CHECKPOINTS}/ for the newest {settings.keep} checkpoints and the best one")
+    if settings.tensorboard:
+        lines.append(f"{folder}/tensorboard/ for TensorBoard")
+    step = checkpoints.last_step(folder / CHECKPOINTS)
+    if step is not None:
+        changed = differences(load_config(folder / CONFIG), settings) if (folder / CONFIG).is_file() else []
+        lines.append(held(folder, step) + (f" (--resume needs its settings: {'; '.join(changed)})" if changed else ""))
+    return lines

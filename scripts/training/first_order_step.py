@@ -1,0 +1,209 @@
+"""The training step of first-order optimizers: one compiled function a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter, Tensor, nn, ops
+
+from scripts.settings.train_settings import TrainSettings
+from thor.distributed.reduce import Across, mean_over_ranks
+from thor.runtime.graph_ops import dot, over, scaled
+from thor.settings.loss_scale import DynamicLossScale
+from thor.step.finite_check import looker
+from thor.step.moving_averages import MovingAverages
+
+Compiled = Callable[..., Any]
+
+
+class FirstOrderStep:
+    """Loss of a batch; the optimizer moves the weights at every `accumulation`-th call, by the mean gradient.
+
+    The finite check is part of the compiled graph, one number of all gradients, and so is the branch on it.
+    The branch pays for itself: without one MindSpore's CPU runtime spreads the kernels over threads that slow each
+    other down (docs/speed.md).
+
+    In a data-parallel job loss and gradients are means over the ranks, each with its share of the batch, before they
+    are checked and used: all ranks make the same decision and the same step. (Where ranks count unequally many labels,
+    as in masked text, each rank has the same weight all the same.) With accumulation the sums are reduced, once an
+    update; a micro-batch exchanges two numbers.
+
+    Where a gradient is not finite, neither weights move nor, in the end, normalisation's moving averages.
+
+    `state` holds what a checkpoint must have besides network and optimizer: a dynamic loss scale.
+    """
+
+    def __init__(self, network: nn.Cell, loss: nn.Cell, optimizer: nn.Cell, settings: TrainSettings) -> None:
+        self._every = settings.accumulation
+        self._calls = 0
+        self.flushed = 0  # whether the second function is compiled
+        self._moving = MovingAverages(network)
+        self.state = LossScale(None if settings.loss_scale != "dynamic" else DynamicLossScale())
+        fixed = 1.0 if self.state.rule else float(settings.loss_scale)
+        shapes = [weight.shape for weight in optimizer.parameters]
+        ranks = settings.data.ranks
+        across = mean_over_ranks(ranks if self._every == 1 else 1, [(), *shapes])
+        gradients = _gradients(network, loss, optimizer.parameters, fixed, self._every, across)
+        update = _clipped(optimizer, settings.clip_norm)
+        if self.state.rule:
+            steps = [_guarded_update(network, loss, optimizer.parameters, update, across)]
+        elif self._every == 1:
+            steps = [_update(gradients, update)]
+        else:
+            sums = tuple(_zeros(weight) for weight in optimizer.parameters)
+            steps = [
+                _add(gradients, sums, mean_over_ranks(ranks, [(), ()])),
+                _flush(sums, update, mean_over_ranks(ranks, shapes)),
+            ]
+        self._steps = [ms.jit(step) for step in steps] if settings.mode == "graph" else steps
+
+    def __call__(self, *batch: Tensor) -> Tensor:
+        """The batch's loss (inputs, and targets last); FloatingPointError where it or a gradient is not finite."""
+        self._calls += 1
+        self._moving.before_step()
+        if self.state.rule:
+            batch = (Tensor(np.float32(self.state.value)), *batch)
+        loss, seen = self._steps[0](*batch)
+        finite = bool(np.isfinite(seen.asnumpy()))
+        if not finite:
+            self._moving.mend()
+        if self.state.rule:
+            finite = self.state.after(finite)
+        if not finite:
+            raise FloatingPointError(f"gradients are not finite (loss {float(loss.asnumpy()):g})")
+        if self._every > 1 and self._calls % self._every == 0:
+            self._steps[1]()
+            self.flushed = 1
+        return loss
+
+
+class LossScale(nn.Cell):
+    """The live value of a dynamic loss scale, as Parameters; empty where the scale is fixed."""
+
+    def __init__(self, rule: DynamicLossScale | None) -> None:
+        super().__init__(auto_prefix=False)
+        self.rule = rule
+        if rule:
+            self.scale = Parameter(Tensor(np.float32(rule.initial)), name="loss_scale.scale", requires_grad=False)
+            self.good = Parameter(Tensor(np.int32(0)), name="loss_scale.good_steps", requires_grad=False)
+
+    @property
+    def value(self) -> float:
+        """The factor of the next step."""
+        return float(self.scale.asnumpy())
+
+    def after(self, finite: bool) -> bool:
+        """Move the scale after a step; False if it overflowed and the scale can fall no lower."""
+        assert self.rule is not None
+        good = int(self.good.asnumpy()) + 1 if finite else 0
+        scale: float | None = self.value if finite else self.rule.fallen(self.value)
+        if scale is None:
+            return False
+        if good >= self.rule.window:
+            scale, good = self.rule.grown(scale), 0
+        self.scale.set_data(Tensor(np.float32(scale)))
+        self.good.set_data(Tensor(np.int32(good)))
+        return True
+
+
+def _zeros(weight: Parameter) -> Parameter:
+    """A sum of gradients, at zero."""
+    return Parameter(Tensor(np.zeros(weight.shape, np.float32)), name=f"sum.{weight.name}", requires_grad=False)
+
+
+def _gradients(
+    network: nn.Cell, loss: nn.Cell, weights: Any, loss_scale: float, every: int, across: Across
+) -> Compiled:
+    """(loss, gradients, what tells whether all is finite) of a batch, unscaled and divided by `every`."""
+
+    def forward(*batch: Tensor) -> tuple[Tensor, Tensor]:
+        value = loss(network(*batch[:-1]), batch[-1])
+        return value * loss_scale, value
+
+    differentiate = ms.value_and_grad(forward, None, weights, has_aux=True)
+    factor, look = 1.0 / (loss_scale * every), looker()
+
+    def gradients(*batch: Tensor) -> tuple[Tensor, tuple[Tensor, ...], Tensor]:
+        (_, value), grads = differentiate(*batch)
+        if factor != 1.0:
+            grads = scaled(factor, grads)
+        reduced = across((value, *grads))
+        value, grads = reduced[0], reduced[1:]
+        return value, grads, look((value, *grads))
+
+    return gradients
+
+
+def _clipped(optimizer: nn.Cell, limit: float | None) -> Compiled:
+    """The optimizer as a function of gradients, their common norm bounded before."""
+
+    def update(grads: tuple[Tensor, ...]) -> Tensor:
+        if limit is not None:
+            grads = scaled(ops.minimum(limit / (ops.sqrt(ops.addn(over(dot, grads, grads))) + 1e-12), 1.0), grads)
+        return optimizer(grads)
+
+    return update
+
+
+def _update(gradients: Compiled, optimizer: Compiled) -> Compiled:
+    """A step that moves the weights at once, if all is finite."""
+
+    def update(*batch: Tensor) -> tuple[Tensor, Tensor]:
+        value, grads, seen = gradients(*batch)
+        if ops.isfinite(seen):
+            seen = ops.depend(seen, optimizer(grads))
+        return value, seen
+
+    return update
+
+
+def _guarded_update(network: nn.Cell, loss: nn.Cell, weights: Any, optimizer: Compiled, across: Across) -> Compiled:
+    """A step under a live loss scale, its first argument; nothing moves where a gradient overflowed."""
+
+    def forward(scale: Tensor, *batch: Tensor) -> tuple[Tensor, Tensor]:
+        value = loss(network(*batch[:-1]), batch[-1])
+        return value * scale, value
+
+    differentiate, look = ms.value_and_grad(forward, None, weights, has_aux=True), looker()
+
+    def update(scale: Tensor, *batch: Tensor) -> tuple[Tensor, Tensor]:
+        (_, value), grads = differentiate(scale, *batch)
+        inverse = 1.0 / scale
+        reduced = across((value, *scaled(inverse, grads)))
+        value, grads = reduced[0], reduced[1:]
+        seen = look((value, *grads))
+        if ops.isfinite(seen):
+            seen = ops.depend(seen, optimizer(grads))
+        return value, seen
+
+    return update
+
+
+def _add(gradients: Compiled, sums: tuple[Parameter, ...], across: Across) -> Compiled:
+    """A step that adds a batch's gradients to the sums, if all is finite."""
+
+    def add(*batch: Tensor) -> tuple[Tensor, Tensor]:
+        value, grads, seen = gradients(*batch)
+        if ops.isfinite(seen):
+            for total, grad in zip(sums, grads):  # noqa: B905 (the graph parser knows no strict=)
+                seen = ops.depend(seen, ops.assign_add(total, grad))
+        reduced = across((value, seen))
+        return reduced[0], reduced[1]
+
+    return add
+
+
+def _flush(sums: tuple[Parameter, ...], optimizer: Compiled, across: Across) -> Compiled:
+    """Move the weights by the sums, and set these back to zero."""
+
+    def flush() -> Tensor:
+        grads = across(scaled(1.0, sums))
+        done = optimizer(grads)
+        for total in sums:
+            done = ops.depend(done, ops.assign(total, ops.depend(ops.zeros_like(total), done)))
+        return done
+
+    return flush

@@ -1,0 +1,232 @@
+"""A configuration's optimizer, together with the compiled step that uses it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor, nn
+
+from scripts.common.errors import UserError
+from scripts.settings.train_settings import OF_THOR_FOR_ADAM, ThorSettings, TrainSettings
+from scripts.training.first_order_step import FirstOrderStep
+from scripts.training.schedules import over_updates
+from thor.distributed.placement import Grid
+
+if TYPE_CHECKING:
+    from thor import BlockPlan
+
+Step = Callable[..., Tensor]
+
+
+def _nothing() -> str:
+    """The phase of every step of a first-order optimizer."""
+    return "step"
+
+
+@dataclass(frozen=True)
+class Stepper:
+    """One training step as a function of a batch, and the optimizer whose state it moves.
+
+    Attributes:
+        optimizer: Its Parameters are part of a checkpoint.
+        step: Moves the weights by a batch, and gives its loss.
+        history: Refresh decisions of thor.THOR so far; none for the others.
+        phase: What the next step will do; thor.THOR's are plain, curvature and refresh.
+        compilations: Rises with each function that is compiled, but for a first-order step's first.
+        inverse_seconds: Of each rank at the last refresh that thor.THOR shared out among several.
+        state: Further Parameters of a checkpoint.
+    """
+
+    optimizer: nn.Cell
+    step: Step
+    history: Callable[[], list[Any]] = list
+    phase: Callable[[], str] = _nothing
+    compilations: Callable[[], int] = int
+    inverse_seconds: Callable[[], list[float]] = list
+    state: tuple[nn.Cell, ...] = ()
+
+
+def _sharing(settings: TrainSettings) -> Any:
+    """How the ranks of a job share the inverses; of a job that this process is no part of (--dry-run), only checked."""
+    import thor
+
+    own, ranks = settings.thor, settings.data.ranks
+    if ranks == 1:
+        return None
+    sharing = thor.Sharing(grad_worker_fraction=own.grad_worker_fraction, per=own.per)
+    if ms.get_auto_parallel_context("parallel_mode") != "stand_alone":
+        return sharing
+    Grid.from_fraction(ranks, own.grad_worker_fraction)
+    if own.block_size == "auto":
+        raise ValueError(
+            "block_size: auto measures one machine, and ranks could choose differently: run `thor profile` once and "
+            "give the path of its profile"
+        )
+    return None
+
+
+class OwnLosses:
+    """A step that answers with each micro-batch's own loss, as first-order steps do.
+
+    thor.TrainStep's last micro-batch of an update answers with the mean of all.
+    """
+
+    def __init__(self, step: Step, parts: int) -> None:
+        self._step, self._parts = step, parts
+        self._losses: list[float] = []
+
+    def __call__(self, *batch: Tensor) -> Tensor:
+        """Add one micro-batch."""
+        loss = self._step(*batch)
+        self._losses.append(float(loss.asnumpy()))
+        if len(self._losses) < self._parts:
+            return loss
+        mean, others = self._losses.pop(), sum(self._losses)
+        self._losses.clear()
+        return Tensor(np.float32(self._parts * mean - others))
+
+
+def build_stepper(
+    settings: TrainSettings, network: nn.Cell, loss: nn.Cell, steps_per_epoch: int, blocks: BlockPlan | None = None
+) -> Stepper:
+    """The optimizer that a configuration names, ready to step; ``blocks`` are what `thor.block_size: auto` chose."""
+    try:
+        if settings.optimizer == "thor":
+            return _thor(settings, network, loss, steps_per_epoch, blocks)
+        return _first_order(settings, network, loss, steps_per_epoch)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{settings.optimizer}: {error}") from error
+
+
+def _thor(
+    settings: TrainSettings, network: nn.Cell, loss: nn.Cell, steps_per_epoch: int, blocks: BlockPlan | None
+) -> Stepper:
+    """thor.THOR and thor.TrainStep."""
+    import thor
+
+    own = settings.thor
+    updates_per_epoch = steps_per_epoch / settings.accumulation
+    sharing = _sharing(settings)
+    moving: dict[str, Any]
+    if own.inner == "adam":
+        adam = settings.adam.model_copy(update={name: getattr(own, name) for name in OF_THOR_FOR_ADAM})
+        moving = {"learning_rate": None, "inner": _optimizer("adam", adam, settings, network, updates_per_epoch)}
+    else:
+        moving = {
+            "learning_rate": thor_rate(settings, updates_per_epoch),
+            "momentum": own.momentum,
+            "weight_decay": own.weight_decay,
+            "params": decay_groups(network, settings, own.weight_decay),
+        }
+    optimizer = thor.THOR(
+        network,
+        damping=thor_damping(settings, updates_per_epoch),
+        **moving,
+        block_size=blocks or own.block_size,
+        split=own.split,
+        rank=own.rank,
+        refresh=trace_rule(own),
+        interval=_interval(own),
+        factor_interval=own.factor_interval,
+        factor_share=own.factor_share,
+        factor_decay=own.factor_decay,
+        loss_scale=thor.DynamicLossScale() if settings.loss_scale == "dynamic" else settings.loss_scale,
+        clip=own.clip,
+        skip=tuple(own.skip),
+        norms=own.norms,
+        clip_each=own.clip_each,
+        sharing=sharing,
+    )
+    jit = settings.mode == "graph"
+    step = thor.TrainStep(network, loss, optimizer, accumulate=settings.accumulation, jit=jit)
+
+    def phase() -> str:
+        return "refresh" if optimizer.refreshes_now else "curvature" if optimizer.gathers_now else "plain"
+
+    def inverse_seconds() -> list[float]:
+        return [] if optimizer.exchange is None else [round(float(s), 5) for s in optimizer.exchange.seconds]
+
+    one = step if settings.accumulation == 1 else OwnLosses(step, settings.accumulation)
+    return Stepper(optimizer, one, lambda: optimizer.history, phase, lambda: step.graphs, inverse_seconds)
+
+
+def decay_groups(network: nn.Cell, settings: TrainSettings, decay: float) -> Any:
+    """Weights as optimizers take them: all alike, or those of one dimension (biases, normalisation) without decay."""
+    weights = network.trainable_params()
+    if settings.decay_all or not decay:
+        return weights
+    groups = [
+        {"params": [weight for weight in weights if weight.ndim > 1], "weight_decay": decay},
+        {"params": [weight for weight in weights if weight.ndim <= 1], "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def thor_rate(settings: TrainSettings, updates_per_epoch: float) -> Callable[[int], float]:
+    """The learning rate of thor.THOR over updates."""
+    own = settings.thor
+    return over_updates(own.learning_rate, own.schedule, settings.epochs, updates_per_epoch)
+
+
+def thor_damping(settings: TrainSettings, updates_per_epoch: float) -> Any:
+    """A constant, a schedule, or the published exponential decay."""
+    from thor.settings.schedules import ExponentialDamping
+
+    own = settings.thor
+    if own.damping_schedule is not None:
+        return over_updates(own.damping, own.damping_schedule, settings.epochs, updates_per_epoch)
+    if own.damping_decay == 1.0:
+        return own.damping
+    return ExponentialDamping(own.damping, own.damping_decay, max(1, round(updates_per_epoch)))
+
+
+def trace_rule(own: ThorSettings) -> Any:
+    """A preset of the trace rule, or one of two thresholds."""
+    import thor
+
+    refresh = own.refresh
+    if refresh.preset is not None:
+        return replace(getattr(thor.TraceRule, refresh.preset)(), start=refresh.start)
+    # both thresholds are given
+    return thor.TraceRule(update=refresh.update or 0.0, stop=refresh.stop or 0.0, start=refresh.start)
+
+
+def _interval(own: ThorSettings) -> Any:
+    """A constant interval, or a growing one."""
+    import thor
+
+    if own.interval.start == own.interval.end:
+        return own.interval.start
+    return thor.GrowingInterval(own.interval.start, own.interval.end, own.interval.factor)
+
+
+def _first_order(settings: TrainSettings, network: nn.Cell, loss: nn.Cell, steps_per_epoch: int) -> Stepper:
+    """An optimizer of first_order and a compiled step around it."""
+    own = getattr(settings, settings.optimizer)
+    optimizer = _optimizer(settings.optimizer, own, settings, network, steps_per_epoch / settings.accumulation)
+    step = FirstOrderStep(network, loss, optimizer, settings)
+    return Stepper(optimizer, step, compilations=lambda: step.flushed, state=(step.state,))
+
+
+def _optimizer(
+    name: str, own: Any, settings: TrainSettings, network: nn.Cell, updates_per_epoch: float
+) -> nn.Optimizer:
+    """The optimizer of that name with its own settings, one learning rate an update."""
+    import first_order
+
+    rate = over_updates(own.learning_rate, own.schedule, settings.epochs, updates_per_epoch)
+    rates = [rate(update) for update in range(max(1, int(updates_per_epoch * settings.epochs)))]
+    weights = decay_groups(network, settings, own.weight_decay)
+    if name == "momentum":
+        return first_order.Momentum(weights, rates, own.momentum, mode=own.mode, weight_decay=own.weight_decay)
+    if name == "adam":
+        return first_order.Adam(
+            weights, rates, own.beta1, own.beta2, own.epsilon, own.use_nesterov, weight_decay=own.weight_decay
+        )
+    return first_order.Adafactor(
+        weights, rates, own.beta2_decay, (own.eps1, own.eps2), own.d, weight_decay=own.weight_decay
+    )

@@ -1,0 +1,46 @@
+"""Learning rates and damping over updates, as a configuration describes them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from scripts.settings.train_settings import Schedule
+
+
+def over_updates(initial: float, schedule: Schedule, epochs: int, updates_per_epoch: float) -> Callable[[int], float]:
+    """The value as a function of the update, counted from 0; the first update has the full one.
+
+    The published shape `thor` alone begins one update later: it takes the epoch that an update ends in.
+    """
+    end_epoch = schedule.end_epoch or float(epochs)
+    if schedule.end_update is not None:
+        end_epoch = schedule.end_update / updates_per_epoch
+    if schedule.shape == "thor":
+        from thor.settings.schedules import PolynomialRate
+
+        return PolynomialRate(
+            initial, schedule.power, end_epoch, max(1, round(updates_per_epoch)), tuple(schedule.halve_at)
+        )
+
+    def value(update: int) -> float:
+        epoch = update / updates_per_epoch
+        rising = 1.0
+        if epoch < schedule.warmup_epochs:
+            rising = min(1.0, (update + 1) / (schedule.warmup_epochs * updates_per_epoch))
+        progress = min(1.0, epoch / end_epoch)
+        share = schedule.final + (1.0 - schedule.final) * _shape(schedule, progress)
+        return initial * rising * share
+
+    return value
+
+
+def _shape(schedule: Schedule, progress: float) -> float:
+    """The schedule's shape, from 1 at progress 0 to 0 at progress 1."""
+    if schedule.shape == "constant":
+        return 1.0
+    if schedule.shape == "linear":
+        return 1.0 - progress
+    if schedule.shape == "cosine":
+        return 0.5 * (1.0 + math.cos(math.pi * progress))
+    return float((1.0 - progress) ** schedule.power)
