@@ -17,9 +17,9 @@ import yaml
 from mindspore import Tensor, nn
 
 from scripts.docs import readme_hook
-from tests.markdown import take_apart
+from tests.support.markdown import take_apart
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted(ROOT.glob("docs/*.md"))
 README = ROOT / "README.md"
 

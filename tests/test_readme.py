@@ -2,13 +2,12 @@
 
 import re
 from itertools import groupby
-from pathlib import Path
 
 import pytest
 
-from tests.markdown import take_apart
+from tests.support.markdown import take_apart
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
 ENGLISH, CHINESE = "README.md", "README_CN.md"
 BOTH = pytest.mark.parametrize("name", [ENGLISH, CHINESE])
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.first_order import parallel_worker
-from tests.msrun import run_job
+from tests.support.msrun import run_job
 
 pytestmark = pytest.mark.slow
 

@@ -21,8 +21,9 @@ from scripts.run_folder.metrics_recorder import read_metrics
 from scripts.settings.yaml_config import load_config
 from tests.fuzz import checkpoints
 from tests.fuzz.mutations import damaged_bytes, damaged_value
-from tests.profiles import profile
-from tests.thor.test_report_html import run_folder
+from tests.support.paths import ROOT
+from tests.support.profiles import profile
+from tests.thor.report.test_html import run_folder
 from thor.cli import plan
 from thor.factors.blocks import BlockPlan
 from thor.profile.crossing import choose, read_curves
@@ -33,7 +34,6 @@ from thor.simulation.network import Link, Network, NetworkError
 from thor.simulation.simulate import Settings, simulate
 from thor.simulation.workload import layer_loads
 
-ROOT = Path(__file__).resolve().parents[2]
 Damage = Callable[[Random, bytes], bytes]
 
 

@@ -8,7 +8,7 @@ from scipy.special import erf, softmax
 import models
 import thor
 from models.bert import BertConfig, BertEmbeddings, BertForMaskedLM, BertLayer, BertModel
-from tests.networks import fill
+from tests.support.networks import fill
 
 SMALL = {"vocab_size": 50, "hidden_size": 8, "layers": 2, "heads": 2, "max_positions": 16}
 IDS = np.random.default_rng(0).integers(5, 50, (3, 6)).astype(np.int32)

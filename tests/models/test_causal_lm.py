@@ -4,7 +4,7 @@ import pytest
 
 import models
 from models.bert import BertConfig, BertForMaskedLM
-from tests.networks import fill
+from tests.support.networks import fill
 
 SMALL = {"vocab_size": 50, "hidden_size": 8, "heads": 2, "max_positions": 16, "token_types": 1}
 IDS = np.random.default_rng(0).integers(5, 50, (3, 7)).astype(np.int32)

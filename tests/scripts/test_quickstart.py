@@ -7,7 +7,7 @@ from scripts import plot, quickstart
 from scripts.common.errors import INTERRUPTED, UserError
 from scripts.run_folder.metrics_recorder import read_metrics
 from scripts.training import loop
-from tests.scripts.tiny import write_set
+from tests.support.tiny_runs import write_set
 
 
 def test_table_and_picture_from_the_same_start(tmp_path, capsys, monkeypatch):

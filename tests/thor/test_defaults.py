@@ -2,14 +2,14 @@
 
 import inspect
 import re
-from pathlib import Path
 
 import pytest
 
 import thor
-from tests.networks import Mlp
+from tests.support.networks import Mlp
+from tests.support.paths import ROOT
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "thor.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "thor.md").read_text(encoding="utf-8")
 
 
 def rows():

@@ -9,7 +9,7 @@ from mindspore import Parameter, Tensor, nn
 
 import first_order
 import thor
-from tests.networks import Mixed, Mlp, batch, make, squared_error, values
+from tests.support.networks import Mixed, Mlp, batch, make, squared_error, values
 from thor import THOR, BlockPlan, TraceRule, TrainStep
 
 OPTIONS = [

@@ -8,8 +8,8 @@ import pytest
 from mindspore import Tensor, nn
 
 import thor
-from tests import reference
-from tests.networks import Mixed, Mlp, batch, gradients, images, make, matrix, never, squared_error, values
+from tests.support import reference
+from tests.support.networks import Mixed, Mlp, batch, gradients, images, make, matrix, never, squared_error, values
 from thor.factors.blocks import even_cut
 
 LR, DAMPING = 0.05, 0.1

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.thor.test_accelerator_path import MODULES
+from tests.thor.step.test_accelerator_path import MODULES
 
 TRAINING = """
 import sys

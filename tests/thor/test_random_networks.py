@@ -16,10 +16,10 @@ from hypothesis import HealthCheck, given, settings
 from mindspore import nn
 
 import thor
-from tests import reference
-from tests.networks import make, values
-from tests.thor import random_reference as wanted
-from tests.thor.random_networks import batches, build, loss_fn, plans
+from tests.support import random_reference as wanted
+from tests.support import reference
+from tests.support.networks import make, values
+from tests.support.random_networks import batches, build, loss_fn, plans
 from thor.factors import blocks, formulas
 
 CASES = int(os.environ.get("THOR_FUZZ_CASES", "0"))

@@ -22,9 +22,9 @@ from scripts.run_folder.folder_lock import occupied
 from scripts.run_folder.heartbeat import Beat
 from scripts.run_folder.metrics_recorder import read_metrics
 from scripts.settings.yaml_config import save_config
-from tests.scripts.test_training import last_tensors
-from tests.scripts.tiny import tiny_settings
-from tests.waiting import wait_until
+from tests.scripts.training.test_loop import last_tensors
+from tests.support.tiny_runs import tiny_settings
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 

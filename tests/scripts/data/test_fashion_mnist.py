@@ -6,7 +6,7 @@ import pytest
 
 from scripts.common.errors import UserError
 from scripts.data import fashion_mnist, fetch
-from tests.scripts.tiny import write_set
+from tests.support.tiny_runs import write_set
 
 
 def test_the_real_set_is_complete_and_balanced():

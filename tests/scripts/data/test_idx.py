@@ -6,7 +6,7 @@ import pytest
 from scripts.common.errors import UserError
 from scripts.data.fashion_mnist import load
 from scripts.data.idx import read_images, read_labels
-from tests.scripts.tiny import write_idx, write_set
+from tests.support.tiny_runs import write_idx, write_set
 
 
 def test_values_come_back(tmp_path):

@@ -9,9 +9,9 @@ import pytest
 from mindspore import nn
 
 import thor
-from tests.networks import Mixed, Mlp, batch, images, make, values
-from tests.profiles import profile as plain_profile
-from tests.profiles import timing
+from tests.support.networks import Mixed, Mlp, batch, images, make, values
+from tests.support.profiles import profile as plain_profile
+from tests.support.profiles import timing
 from thor import BlockPlan
 from thor.capture.targets import find_targets
 from thor.profile import auto

@@ -9,8 +9,8 @@ import pytest
 from mindspore import Tensor, nn
 
 import thor
-from tests import reference
-from tests.networks import Mixed, Mlp, batch, fill, gradients, images, matrix, squared_error, values
+from tests.support import reference
+from tests.support.networks import Mixed, Mlp, batch, fill, gradients, images, matrix, squared_error, values
 from thor.capture.targets import find_targets
 from thor.profile import gather
 from thor.runtime import convolution

@@ -5,8 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
-from tests.networks import Mlp, make
-from tests.profiles import DIMS, factor, profile
+from tests.support.networks import Mlp, make
+from tests.support.profiles import DIMS, factor, profile
 from thor.factors.blocks import even_cut
 from thor.profile.layer_plan import block_seconds, choose_per_layer, factor_seconds
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from tests.profiles import factor, profile, timing
+from tests.support.profiles import factor, profile, timing
 from thor.profile import report
 
 
@@ -32,7 +32,7 @@ def test_the_table_has_every_candidate_and_names_the_choice():
     assert row(text, 16)[-2] == "200 us"  # 10 ms every 50 steps
     assert row(text, 64)[4] == "2.72 ms ±5%"
     assert "a refresh every 50 steps; kept *: position-major" in text
-    assert "tests.networks:Tiny: 3 layers, 6 factors, largest 60" in text
+    assert "tests.support.networks:Tiny: 3 layers, 6 factors, largest 60" in text
     assert "CPU (A Processor, 2 cores), MindSpore 2.10.0, inverse lapack" in text
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests import reference
+from tests.support import reference
 from thor.factors.blocks import BlockPlan, Cut
 from thor.profile import spectral
 

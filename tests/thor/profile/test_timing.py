@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from tests.networks import Mixed, make
+from tests.support.networks import Mixed, make
 from thor import BlockPlan
 from thor.capture.targets import find_targets
 from thor.profile import gather, timing

@@ -1,0 +1,135 @@
+"""What a configuration says reaches the network, the loss and the optimizer that it is about."""
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import nn
+
+import thor
+from scripts.data import imagenet_samples
+from scripts.data.factory import open_feeds
+from scripts.run_folder.metrics_recorder import read_metrics
+from scripts.settings.yaml_config import validate
+from scripts.training.first_order_step import FirstOrderStep
+from scripts.training.loop import train
+from scripts.training.networks import build_loss, build_network
+from scripts.training.optimizers import build_stepper
+from tests.scripts.training.test_loop import quiet
+from tests.support.tiny_runs import tiny_settings
+
+
+def net():
+    return nn.SequentialCell(nn.Dense(3, 4), nn.LayerNorm([4]), nn.Dense(4, 2))
+
+
+def optimizer_of(name, own):
+    settings = validate({"optimizer": name, name: own, "device": "CPU", "mode": "pynative"})
+    return build_stepper(settings, net(), nn.MSELoss(), 10).optimizer
+
+
+def weighted(output, target):
+    return (output.astype(ms.float32) * target).sum()
+
+
+def number(value):
+    return round(float(value.asnumpy() if isinstance(value, ms.Tensor) else value), 6)
+
+
+@pytest.mark.parametrize(
+    ("own", "reached"),
+    [
+        ({"momentum": 0.7}, lambda optimizer: number(optimizer.inner.momentum) == 0.7),
+        ({"split": "block"}, lambda optimizer: optimizer.options.plan.split == "block"),
+        ({"split": "block+rank", "rank": 5}, lambda optimizer: optimizer.options.plan.rank == 5),
+        ({"block_size": 16}, lambda optimizer: optimizer.options.plan.block_size == 16),
+        ({"refresh": "thor_nt"}, lambda optimizer: optimizer.options.refresh == thor.TraceRule.thor_nt()),
+        (
+            {"refresh": {"update": 0.3, "stop": 0.1, "start": 7}},
+            lambda optimizer: optimizer.options.refresh == thor.TraceRule(update=0.3, stop=0.1, start=7),
+        ),
+        (
+            {"interval": {"start": 2, "end": 9, "factor": 1.5}},
+            lambda optimizer: [optimizer.options.interval(step) for step in (0, 4, 99)] == [2, 4, 9],
+        ),
+        ({"factor_interval": 3}, lambda optimizer: optimizer.options.gather_interval(0) == 3),
+        ({"factor_share": 0.25}, lambda optimizer: optimizer.options.factor_share == 0.25),
+        ({"factor_decay": 0.5}, lambda optimizer: optimizer.options.factor_decay == 0.5),
+        ({"skip": ["^0$"]}, lambda optimizer: [layer.name for layer in optimizer.layers] == ["2"]),
+        ({"norms": True}, lambda optimizer: "1.beta" in [layer.name for layer in optimizer.layers]),
+        ({"clip": 0.5}, lambda optimizer: optimizer.options.clip == 0.5),
+        ({"clip_each": 0.5}, lambda optimizer: optimizer.options.clip_each == 0.5),
+        ({"weight_decay": 0.5}, lambda optimizer: number(optimizer.inner.weight_decay) == 0.5),
+        ({"damping": 0.5}, lambda optimizer: optimizer.options.damping(0) == 0.5),
+    ],
+    ids=lambda value: str(value) if isinstance(value, dict) else "",
+)
+def test_thors(own, reached):
+    assert not reached(optimizer_of("thor", {})), "a default would prove nothing"
+    assert reached(optimizer_of("thor", own))
+
+
+@pytest.mark.parametrize(
+    ("name", "own", "reached"),
+    [
+        ("momentum", {"momentum": 0.7}, lambda optimizer: number(optimizer.alpha) == 0.7),
+        ("momentum", {"mode": "nesterov"}, lambda optimizer: optimizer.nesterov),
+        ("momentum", {"weight_decay": 0.5}, lambda optimizer: number(optimizer.weight_decay) == 0.5),
+        ("adam", {"beta1": 0.7}, lambda optimizer: number(optimizer.beta1) == 0.7),
+        ("adam", {"beta2": 0.7}, lambda optimizer: number(optimizer.beta2) == 0.7),
+        ("adam", {"epsilon": 0.5}, lambda optimizer: number(optimizer.epsilon) == 0.5),
+        ("adam", {"use_nesterov": True}, lambda optimizer: optimizer.use_nesterov),
+        ("adafactor", {"beta2_decay": -0.5}, lambda optimizer: optimizer.param_groups[0]["beta2_decay"] == -0.5),
+        ("adafactor", {"eps1": 1e-5, "eps2": 1e-2}, lambda optimizer: optimizer.param_groups[0]["eps"] == (1e-5, 1e-2)),
+        ("adafactor", {"d": 2.0}, lambda optimizer: optimizer.param_groups[0]["d"] == 2.0),
+        ("adafactor", {"weight_decay": 0.5}, lambda optimizer: optimizer.param_groups[0]["weight_decay"] == 0.5),
+    ],
+)
+def test_those_of_first_order(name, own, reached):
+    assert not reached(optimizer_of(name, {})), "a default would prove nothing"
+    assert reached(optimizer_of(name, own))
+
+
+@pytest.mark.parametrize("level", ["O2", "O3"])
+def test_mixed_precision_rounds_and_weights_stay_float32(level):
+    outputs = []
+    for amp in ("O0", level):
+        ms.set_seed(0)
+        network = build_network(validate({"network": "smallconv", "amp": amp, "device": "CPU"})).set_train(False)
+        assert {weight.dtype for weight in network.trainable_params()} == {ms.float32}
+        images = np.random.default_rng(0).standard_normal((4, 1, 28, 28)).astype(np.float32)
+        outputs.append(network(ms.Tensor(images)).astype(ms.float32).asnumpy())
+    assert not np.array_equal(*outputs)
+    np.testing.assert_allclose(*outputs, rtol=2e-2, atol=2e-2)
+
+
+def test_label_smoothing_is_a_share_of_each_target_for_all_classes():
+    scores, labels = np.array([[2.0, -1.0, 0.5], [0.0, 1.0, 3.0]], np.float32), np.array([0, 1], np.int32)
+    logs = scores - np.log(np.exp(scores).sum(1, keepdims=True))
+    targets = 0.9 * np.eye(3)[labels] + 0.1 / 3
+    loss = build_loss(validate({"label_smoothing": 0.1}))
+    assert float(loss(ms.Tensor(scores), ms.Tensor(labels)).asnumpy()) == pytest.approx(-(targets * logs).sum(1).mean())
+
+
+@pytest.mark.parametrize(("scale", "survives"), [(1.0, False), (2.0**12, True)])
+def test_a_fixed_loss_scale_saves_what_float16_does_not_hold(scale, survives):
+    network = nn.Dense(1, 1, weight_init="zeros", has_bias=False).to_float(ms.float16)
+    optimizer = nn.Momentum(network.trainable_params(), 1.0, 0.0)
+    settings = validate({"optimizer": "momentum", "loss_scale": scale, "mode": "pynative"})
+    step = FirstOrderStep(network, weighted, optimizer, settings)
+    step(ms.Tensor([[1.0]], ms.float32), ms.Tensor([[1e-8]], ms.float32))
+    assert (network.weight.asnumpy().item() != 0) == survives
+    if survives:
+        assert network.weight.asnumpy().item() == pytest.approx(-1e-8, rel=1e-2)
+
+
+def test_what_is_done_to_photographs(tmp_path):
+    data = {"name": "imagenet_samples", "folder": str(imagenet_samples.arrange(tmp_path)), "size": 32}
+    for own in ({"strict": False, "augment": False}, {"strict": True, "augment": True}):
+        feeds = open_feeds(validate({"data": data | own}))
+        assert (feeds.train.strict, feeds.train.augment) == (own["strict"], own["augment"])
+        assert feeds.test.strict == own["strict"] and not feeds.test.training
+
+
+def test_lines_of_steps_come_as_often_as_log_every_says(tmp_path):
+    run = train(tiny_settings(tmp_path, "momentum", log_every=4), console=quiet())
+    assert [line["step"] for line in read_metrics(run.folder) if line["kind"] == "step"] == [4, 8, 12, 16, 20]

@@ -1,0 +1,42 @@
+"""Sums over micro-batches belong to one step: none of an interrupted one, or of one in other parts, is used."""
+
+import mindspore as ms
+import numpy as np
+import pytest
+
+from tests.support.networks import Mlp, batch, make, values
+
+
+def losses(step, count):
+    return [float(step(*batch(seed=seed)).asnumpy()) for seed in range(count)]
+
+
+@pytest.mark.parametrize("method", ["gain", "refresh"])
+def test_an_interrupted_step_leaves_no_sums_to_the_next(monkeypatch, method):
+    """Ctrl-C, or an error of a schedule, behind the last micro-batch and before the weights move."""
+    net, other = Mlp(), Mlp()
+    optimizer, step = make(net, accumulate=2)
+    _, alone = make(other, accumulate=2)
+    assert losses(step, 2) == losses(alone, 2)
+    before = values(net)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(optimizer), method, _press_ctrl_c)
+        with pytest.raises(KeyboardInterrupt):
+            losses(step, 2)
+    assert all(np.array_equal(before[name], value) for name, value in values(net).items())
+    assert losses(step, 4) == losses(alone, 4)
+
+
+def _press_ctrl_c(*_):
+    raise KeyboardInterrupt
+
+
+def test_sums_of_a_step_in_other_parts_are_dropped(tmp_path):
+    """Three of four micro-batches were added up; the step that goes on has two."""
+    _, step = make(Mlp(), accumulate=4)
+    losses(step, 3)
+    ms.save_checkpoint(step, str(tmp_path / "step.ckpt"))
+    (_, loaded), (_, other) = make(Mlp(), accumulate=2), make(Mlp(), accumulate=2)
+    ms.load_param_into_net(loaded, ms.load_checkpoint(str(tmp_path / "step.ckpt")))
+    assert losses(loaded, 4) == losses(other, 4)
+    assert int(loaded.micro_steps.asnumpy()[0]) == 2
