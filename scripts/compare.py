@@ -19,11 +19,12 @@ from rich.table import Table  # noqa: E402
 from rich.text import Text  # noqa: E402
 
 from scripts.common.arguments import picture_to_write  # noqa: E402
-from scripts.common.errors import UserError, run_program  # noqa: E402
+from scripts.common.errors import run_program  # noqa: E402
 from scripts.plot import METRICS_OF_TEST, draw_scores, short_names  # noqa: E402
 from scripts.run_folder.metrics_recorder import METRICS, median_of_steps, read_metrics  # noqa: E402
 from scripts.run_folder.restore import settings_of  # noqa: E402
 from thor.report.metrics_file import Line  # noqa: E402
+from thor.runtime.errors import UserError  # noqa: E402
 
 WIDTH = 120  # of the table where no terminal says how wide it is
 

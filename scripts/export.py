@@ -20,9 +20,10 @@ os.environ.setdefault("GLOG_v", "3")  # MindSpore: errors only, before it is imp
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from scripts.common.arguments import file_to_write  # noqa: E402
-from scripts.common.errors import UserError, run_program, writing  # noqa: E402
+from scripts.common.errors import run_program, writing  # noqa: E402
 from scripts.run_folder.restore import checkpoint_of, settings_of  # noqa: E402
 from scripts.settings.train_settings import TrainSettings  # noqa: E402
+from thor.runtime.errors import UserError  # noqa: E402
 
 ENDINGS = {"mindir": ".mindir", "onnx": ".onnx"}
 IMAGES = {"fashion_mnist": (1, 28, 28), "cifar10": (3, 32, 32), "cifar100": (3, 32, 32)}

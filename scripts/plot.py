@@ -23,8 +23,9 @@ from matplotlib.lines import Line2D  # noqa: E402
 from matplotlib.ticker import MaxNLocator  # noqa: E402
 
 from scripts.common.arguments import picture_to_write  # noqa: E402
-from scripts.common.errors import UserError, run_program, writing  # noqa: E402
+from scripts.common.errors import run_program, writing  # noqa: E402
 from scripts.run_folder.metrics_recorder import METRICS, read_metrics  # noqa: E402
+from thor.runtime.errors import UserError  # noqa: E402
 
 Lines = list[dict[str, Any]]
 

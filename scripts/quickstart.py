@@ -20,8 +20,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 
-from scripts.common.errors import INTERRUPTED, UserError, run_program  # noqa: E402
+from scripts.common.errors import INTERRUPTED, run_program  # noqa: E402
 from scripts.settings.yaml_config import load_config  # noqa: E402
+from thor.runtime.errors import UserError  # noqa: E402
 
 CONFIGS = Path(__file__).parent / "config"
 OPTIMIZERS = ("thor", "momentum")

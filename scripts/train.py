@@ -21,9 +21,10 @@ from pathlib import Path
 os.environ.setdefault("GLOG_v", "3")  # MindSpore: errors only, before it is imported
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from scripts.common.errors import INTERRUPTED, STOPPED, UserError, run_program  # noqa: E402
+from scripts.common.errors import INTERRUPTED, STOPPED, run_program  # noqa: E402
 from scripts.run_folder.stop_request import ended_by_file  # noqa: E402
 from scripts.settings.yaml_config import load_config  # noqa: E402
+from thor.runtime.errors import UserError  # noqa: E402
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

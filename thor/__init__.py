@@ -1,19 +1,60 @@
-"""A second-order optimizer toolkit for MindSpore, centred on THOR."""
+"""A second-order optimizer toolkit for MindSpore, centred on THOR.
 
-from thor.capture.attach import detach
-from thor.curvature.trace_rule import Decision, RefreshRecord, TraceRule
-from thor.distributed.ranks import Sharing
-from thor.factors.blocks import BlockPlan
-from thor.optimizer import THOR
-from thor.records import LayerRecord
-from thor.runtime import device
-from thor.settings import schedules
-from thor.settings.loss_scale import DynamicLossScale
-from thor.settings.schedules import ExponentialDamping, GrowingInterval, PolynomialRate
-from thor.train_step import TrainStep
+A public name is imported when it is first used, so that programs which need no MindSpore start without it.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from thor.capture.attach import detach
+    from thor.curvature.trace_rule import Decision, RefreshRecord, TraceRule
+    from thor.distributed.ranks import Sharing
+    from thor.factors.blocks import BlockPlan
+    from thor.optimizer import THOR
+    from thor.records import LayerRecord
+    from thor.runtime import device
+    from thor.settings import schedules
+    from thor.settings.loss_scale import DynamicLossScale
+    from thor.settings.schedules import ExponentialDamping, GrowingInterval, PolynomialRate
+    from thor.train_step import TrainStep
 
 __version__ = "0.1.0"
 __all__ = [
     "THOR", "BlockPlan", "Decision", "DynamicLossScale", "ExponentialDamping", "GrowingInterval", "LayerRecord",
     "PolynomialRate", "RefreshRecord", "Sharing", "TraceRule", "TrainStep", "detach", "device", "schedules",
 ]  # fmt: skip
+
+_MODULES = {"device": "thor.runtime.device", "schedules": "thor.settings.schedules"}
+_MODULE_OF = {
+    "BlockPlan": "thor.factors.blocks",
+    "Decision": "thor.curvature.trace_rule",
+    "DynamicLossScale": "thor.settings.loss_scale",
+    "ExponentialDamping": "thor.settings.schedules",
+    "GrowingInterval": "thor.settings.schedules",
+    "LayerRecord": "thor.records",
+    "PolynomialRate": "thor.settings.schedules",
+    "RefreshRecord": "thor.curvature.trace_rule",
+    "Sharing": "thor.distributed.ranks",
+    "THOR": "thor.optimizer",
+    "TraceRule": "thor.curvature.trace_rule",
+    "TrainStep": "thor.train_step",
+    "detach": "thor.capture.attach",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        found: Any = import_module(_MODULES[name])
+    elif name in _MODULE_OF:
+        found = getattr(import_module(_MODULE_OF[name]), name)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

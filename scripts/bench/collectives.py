@@ -32,7 +32,8 @@ from mindspore import Tensor, nn, ops
 import thor
 from scripts.cluster.msrun import run_here  # noqa: E402
 from scripts.common.arguments import file_to_write
-from scripts.common.errors import UserError, run_program
+from scripts.common.errors import run_program
+from thor.runtime.errors import UserError
 from thor.simulation.fit import Sample, fit
 
 SIZES = tuple(4096 * 2**power for power in range(0, 14, 2)) + (2**25,)  # 4 KB ... 16 MB by fours, and 32 MB

@@ -37,7 +37,8 @@ import thor
 from scripts.bench.step import CLASSIFIERS, ThorPhases, first_order_step, network
 from scripts.cluster.msrun import run_here
 from scripts.common.atomic_write import write_whole
-from scripts.common.errors import UserError, run_program
+from scripts.common.errors import run_program
+from thor.runtime.errors import UserError
 
 KINDS = ("first_order", "plain", "curvature", "refresh")
 APART = "apart"

@@ -30,9 +30,10 @@ import typer  # noqa: E402
 
 from scripts.cluster.msrun import LOCAL, ROOT, Job, free_port  # noqa: E402
 from scripts.cluster.watch import Attempt, Limits, Outcome  # noqa: E402
-from scripts.common.errors import UserError, run_program  # noqa: E402
+from scripts.common.errors import run_program  # noqa: E402
 from scripts.run_folder.folder_lock import occupied  # noqa: E402
 from scripts.run_folder.stop_request import answering  # noqa: E402
+from thor.runtime.errors import UserError  # noqa: E402
 
 TRAIN = ROOT / "scripts" / "train.py"
 RESUME = ("--resume", "auto")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from scripts.common.cpu_cores import share_of_cores
-from scripts.common.errors import UserError
+from thor.runtime.errors import UserError
 
 LOCAL = "127.0.0.1"
 ROOT = Path(__file__).resolve().parents[2]

@@ -25,7 +25,8 @@ import typer  # noqa: E402
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator  # noqa: E402
 
 from scripts.common.atomic_write import write_whole  # noqa: E402
-from scripts.common.errors import UserError, run_program, writing  # noqa: E402
+from scripts.common.errors import run_program, writing  # noqa: E402
+from thor.runtime.errors import UserError  # noqa: E402
 from thor.runtime.json_files import parse  # noqa: E402
 
 

@@ -18,7 +18,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import typer  # noqa: E402
 
 from scripts.cluster.msrun import ROOT  # noqa: E402
-from scripts.common.errors import UserError, run_program, writing  # noqa: E402
+from scripts.common.errors import run_program, writing  # noqa: E402
+from thor.runtime.errors import UserError  # noqa: E402
 
 TEMPLATES = Path(__file__).parent / "templates"
 PORT = 8118  # of the pods' own network: nobody else is there

@@ -8,14 +8,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from thor.runtime.errors import UserError
+
 USAGE_ERROR = 2
 STOPPED = 3  # ended early by the file `stop` in its folder: whoever starts it again by itself would undo that
 INTERRUPTED = 130  # ended early by a signal, as a shell has it for Ctrl-C
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-
-class UserError(Exception):
-    """Something the user can mend. Its message says what is wrong and what to do; no traceback is shown."""
 
 
 @contextmanager

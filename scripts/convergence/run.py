@@ -33,7 +33,7 @@ from rich.console import Console  # noqa: E402
 
 from scripts.common.atomic_write import write_whole  # noqa: E402
 from scripts.common.cpu_cores import bind_to_next, cores_apart, share_of_cores  # noqa: E402
-from scripts.common.errors import INTERRUPTED, STOPPED, UserError, run_program  # noqa: E402
+from scripts.common.errors import INTERRUPTED, STOPPED, run_program  # noqa: E402
 from scripts.convergence import picture, results, search  # noqa: E402
 from scripts.convergence.pace import Pace  # noqa: E402
 from scripts.convergence.results import NoTargetError, Outcome  # noqa: E402
@@ -42,6 +42,7 @@ from scripts.run_folder.stop_request import answering  # noqa: E402
 from scripts.settings.train_settings import TrainSettings  # noqa: E402
 from scripts.settings.yaml_config import differences, load_config, save_config, validate  # noqa: E402
 from scripts.training.loop import CONFIG  # noqa: E402
+from thor.runtime.errors import UserError  # noqa: E402
 
 TRAIN = Path(__file__).resolve().parents[1] / "train.py"
 TUNING_SEED = 0

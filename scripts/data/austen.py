@@ -9,8 +9,9 @@ from __future__ import annotations
 import zlib
 from pathlib import Path
 
-from scripts.common.errors import UserError, run_program
+from scripts.common.errors import run_program
 from scripts.data import fetch
+from thor.runtime.errors import UserError
 
 VARIABLE = "AUSTEN_DIR"
 PACKAGE = "r-cran-janeaustenr"

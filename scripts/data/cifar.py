@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from scripts.common.errors import UserError
 from scripts.data import fetch
 from scripts.data.batches import Split
+from thor.runtime.errors import UserError
 
 SITE = "https://www.cs.toronto.edu/~kriz/"
 PIXELS = 3 * 32 * 32

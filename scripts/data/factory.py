@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from scripts.common.errors import UserError
 from scripts.data import cifar, fashion_mnist, fetch, imagenet_folder, imagenet_samples
 from scripts.data.batches import Batches, Channels, Split
 from scripts.data.image_source import Collection, ImageSource
 from scripts.data.source import Source
 from scripts.settings.train_settings import TrainSettings
+from thor.runtime.errors import UserError
 
 if TYPE_CHECKING:
     from scripts.data.wordpiece import Vocabulary  # its library is imported where there is text

@@ -10,10 +10,11 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from scripts.common.errors import UserError, run_program
+from scripts.common.errors import run_program
 from scripts.data import fetch
 from scripts.data.batches import Split
 from scripts.data.idx import read_images, read_labels
+from thor.runtime.errors import UserError
 
 VARIABLE = "FASHION_MNIST_DIR"
 PACKAGE = "dataset-fashion-mnist"

@@ -19,7 +19,7 @@ from contextvars import ContextVar
 from http.client import HTTPException
 from pathlib import Path
 
-from scripts.common.errors import UserError
+from thor.runtime.errors import UserError
 
 Missing = Callable[[Path], list[str]]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from scripts.common.errors import UserError
+from thor.runtime.errors import UserError
 
 IMAGES_MAGIC = 0x00000803
 LABELS_MAGIC = 0x00000801

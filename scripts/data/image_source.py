@@ -15,11 +15,11 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from scripts.common.errors import UserError
 from scripts.data import images
 from scripts.data.batches import normalise
 from scripts.data.images import UnreadableError
 from scripts.data.source import AUGMENTATION, IGNORED, NOTHING, Order, generator
+from thor.runtime.errors import UserError
 
 LOOK_AHEAD = 3  # batches in the making while one is used
 # A few bad files are skipped. More than so many in an epoch, and more than a tenth of what this rank is to read in it,

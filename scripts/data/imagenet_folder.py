@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from scripts.common.errors import UserError
 from scripts.data import fetch
 from scripts.data.image_source import Item
+from thor.runtime.errors import UserError
 
 VARIABLE = "IMAGENET_DIR"
 ENDINGS = (".jpeg", ".jpg")

@@ -13,7 +13,7 @@ import re
 import shutil
 from pathlib import Path
 
-from scripts.common.errors import UserError
+from thor.runtime.errors import UserError
 
 PACKAGE = "foolbox==3.3.4"
 CLASSES = 1000

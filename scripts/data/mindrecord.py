@@ -22,11 +22,12 @@ from typing import Any
 import mindspore.dataset as ds
 from mindspore.mindrecord import FileWriter
 
-from scripts.common.errors import UserError, run_program
+from scripts.common.errors import run_program
 from scripts.data import imagenet_folder, images
 from scripts.data.image_source import Item
 from scripts.data.imagenet_folder import ImageFolder
 from scripts.data.images import UnreadableError
+from thor.runtime.errors import UserError
 
 FILE = "images.mindrecord"
 ABOUT = "about.json"

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from scripts.common.errors import UserError
+from thor.runtime.errors import UserError
 
 # Label of what is no example (padding, an unreadable image, a word that is not to be predicted). It is the default
 # `ignore_index` of nn.CrossEntropyLoss.

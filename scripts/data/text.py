@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from scripts.common.errors import UserError
 from scripts.data.source import IGNORED, MASKING, NOTHING, Order, generator
 from scripts.data.wordpiece import END, MASK, SPECIAL, START, Vocabulary
+from thor.runtime.errors import UserError
 
 PREDICTED = 0.15  # share of the pieces that are to be predicted
 HIDDEN, REPLACED = 0.8, 0.1  # shares of these that become [MASK], or a random piece

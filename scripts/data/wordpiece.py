@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from tokenizers.implementations import BertWordPieceTokenizer
 
 from scripts.common.atomic_write import write_whole
-from scripts.common.errors import UserError
+from thor.runtime.errors import UserError
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")  # their places are their numbers, 0 to 4
 PAD, UNKNOWN, START, END, MASK = range(len(SPECIAL))

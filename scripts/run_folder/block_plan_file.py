@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 from mindspore import nn
 
 from scripts.common.atomic_write import write_whole
-from scripts.common.errors import UserError, writing
+from scripts.common.errors import writing
 from scripts.settings.train_settings import TrainSettings
+from thor.runtime.errors import UserError
 
 if TYPE_CHECKING:
     from thor import BlockPlan

@@ -20,9 +20,10 @@ import mindspore as ms
 from mindspore import Parameter, Tensor, nn
 
 from scripts.common.atomic_write import write_whole
-from scripts.common.errors import UserError, writing
+from scripts.common.errors import writing
 from scripts.run_folder.progress_record import Position, checked, describe
 from thor import THOR
+from thor.runtime.errors import UserError
 
 CHECKPOINT_SUFFIXES = (".ckpt", ".json")
 BEST = "best"

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 from scripts.common.atomic_write import write_whole
-from scripts.common.errors import UserError
 from scripts.data.factory import Feeds
 from scripts.data.image_source import ImageSource
+from thor.runtime.errors import UserError
 
 CLASSES = "classes.json"
 

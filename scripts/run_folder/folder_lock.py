@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from scripts.common.errors import UserError, writing
+from scripts.common.errors import writing
+from thor.runtime.errors import UserError
 
 LOCK = "lock"
 

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from scripts.common.atomic_write import write_whole
-from scripts.common.errors import UserError, writing
+from scripts.common.errors import writing
 from scripts.run_folder.progress_record import Position
 from thor.report.metrics_file import DECISIONS, SCORES, Line, LinesError, read_lines
+from thor.runtime.errors import UserError
 
 METRICS = "metrics.jsonl"
 SUMMARY = "summary.json"

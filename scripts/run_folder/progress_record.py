@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from scripts.common.errors import UserError
+from thor.runtime.errors import UserError
 from thor.runtime.json_files import parse
 
 CHUNK = 1 << 20

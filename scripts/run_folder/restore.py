@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from scripts.common.errors import UserError
 from scripts.settings.train_settings import TrainSettings
 from scripts.settings.yaml_config import load_config
+from thor.runtime.errors import UserError
 
 CHOICES = ("best", "last")
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scripts.common.atomic_write import write_whole
-from scripts.common.errors import UserError
 from scripts.data.factory import Feeds
+from thor.runtime.errors import UserError
 
 if TYPE_CHECKING:
     from scripts.data.wordpiece import Vocabulary

@@ -15,8 +15,8 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from scripts.common.atomic_write import write_whole
-from scripts.common.errors import UserError
 from scripts.settings.train_settings import OF_THOR_FOR_ADAM, TrainSettings
+from thor.runtime.errors import UserError
 
 BLOCKS = ("thor", "momentum", "adam", "adafactor")
 

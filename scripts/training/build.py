@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import mindspore as ms
 from mindspore import nn
 
-from scripts.common.errors import UserError
 from scripts.data.factory import Feeds, open_feeds
 from scripts.settings.train_settings import TrainSettings
 from scripts.training.networks import build_loss, build_network
+from thor.runtime.errors import UserError
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,9 @@ from typing import Any, cast
 import mindspore as ms
 from mindspore import Tensor, nn
 
-from scripts.common.errors import UserError
 from scripts.data.factory import Feeds, classes_of
 from scripts.settings.train_settings import TrainSettings
-from thor.runtime.errors import own_words
+from thor.runtime.errors import UserError, message_of
 
 
 def check_fit(settings: TrainSettings, feeds: Feeds, network: nn.Cell, loss: nn.Cell) -> None:
@@ -51,7 +50,7 @@ def _outputs(settings: TrainSettings, network: nn.Cell, inputs: list[Tensor]) ->
         raise UserError(
             f"network {settings.network} does not take an example of data.name = {settings.data.name}, of shape "
             f"{shapes}: take another network, or give its sizes in network_options (such as "
-            f"--network_options.in_channels 3). It says: {' '.join(own_words(error).split())}"
+            f"--network_options.in_channels 3). It says: {' '.join(message_of(error).split())}"
         ) from error
     return cast(Tensor, outputs)
 
@@ -75,5 +74,5 @@ def _check_loss(settings: TrainSettings, loss: nn.Cell, outputs: Tensor, targets
         raise UserError(
             f"loss = {settings.loss} does not take outputs of shape {outputs.shape}, which network {settings.network} "
             f"makes of an example, with targets of shape {targets.shape}: take another loss, network or data.name. "
-            f"It says: {' '.join(own_words(error).split())}"
+            f"It says: {' '.join(message_of(error).split())}"
         ) from error

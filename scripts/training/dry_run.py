@@ -11,7 +11,6 @@ from mindspore import nn
 from rich.console import Console
 from rich.table import Table
 
-from scripts.common.errors import UserError
 from scripts.common.memory_use import memory
 from scripts.data import fetch
 from scripts.data.factory import PUBLISHED_SIZES, Feeds, open_feeds
@@ -23,6 +22,7 @@ from scripts.training.check_shapes import check_fit
 from scripts.training.loop import CHECKPOINTS, CONFIG, held
 from scripts.training.networks import build_loss, build_network
 from scripts.training.optimizers import build_stepper
+from thor.runtime.errors import UserError
 
 WRAPPED = "_backbone."  # where mixed precision puts the network
 

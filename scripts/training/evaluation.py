@@ -12,10 +12,10 @@ import numpy as np
 from mindspore import Tensor, nn
 from numpy.typing import NDArray
 
-from scripts.common.errors import UserError
 from scripts.data.source import Source
 from scripts.settings.train_settings import TrainSettings
 from scripts.training.job_ranks import Ranks
+from thor.runtime.errors import UserError
 
 TOP = 5
 SUMS = ("loss", "accuracy", "top5", "error")  # what is added up over examples

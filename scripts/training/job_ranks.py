@@ -17,10 +17,10 @@ import numpy as np
 from mindspore import Parameter, Tensor, ops
 from numpy.typing import ArrayLike, NDArray
 
-from scripts.common.errors import UserError
 from scripts.settings.train_settings import TrainSettings
 from scripts.settings.yaml_config import validate
 from thor.distributed.ranks import copy_first
+from thor.runtime.errors import UserError
 
 _SPLIT = 2**20  # a step number travels as two float32: each is exact below 2**24
 

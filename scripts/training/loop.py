@@ -15,7 +15,7 @@ import mindspore as ms
 from mindspore import Tensor, nn
 from rich.console import Console
 
-from scripts.common.errors import UserError, writing
+from scripts.common.errors import writing
 from scripts.common.memory_use import memory, peak_memory
 from scripts.data.factory import Feeds
 from scripts.run_folder import checkpoints, heartbeat
@@ -37,6 +37,7 @@ from scripts.training.optimizers import Stepper, build_stepper
 from scripts.training.phase_times import Phases
 from scripts.training.progress_display import ProgressDisplay
 from scripts.training.weight_average import WeightAverage
+from thor.runtime.errors import UserError
 
 CONFIG = "config.yaml"
 CHECKPOINTS = "checkpoints"

@@ -13,8 +13,8 @@ from mindspore import Tensor, nn, ops
 
 import models
 from models.cross_entropy import CrossEntropy
-from scripts.common.errors import UserError
 from scripts.settings.train_settings import TrainSettings
+from thor.runtime.errors import UserError
 
 
 class SumOfSquares(nn.Cell):

@@ -10,11 +10,11 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn
 
-from scripts.common.errors import UserError
 from scripts.settings.train_settings import OF_THOR_FOR_ADAM, ThorSettings, TrainSettings
 from scripts.training.first_order_step import FirstOrderStep
 from scripts.training.schedules import over_updates
 from thor.distributed.placement import Grid
+from thor.runtime.errors import UserError
 
 if TYPE_CHECKING:
     from thor import BlockPlan

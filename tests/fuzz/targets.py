@@ -14,7 +14,6 @@ from typing import Any
 import yaml
 
 from scripts.cluster import rank_table
-from scripts.common.errors import UserError
 from scripts.compare import read_result, table
 from scripts.plot import plot
 from scripts.run_folder.metrics_recorder import read_metrics
@@ -29,7 +28,7 @@ from thor.factors.blocks import BlockPlan
 from thor.profile.crossing import choose, read_curves
 from thor.profile.profile_file import Profile, ProfileError
 from thor.report import html
-from thor.runtime.errors import UsageError
+from thor.runtime.errors import UserError
 from thor.simulation.network import Link, Network, NetworkError
 from thor.simulation.simulate import Settings, simulate
 from thor.simulation.workload import layer_loads
@@ -151,7 +150,7 @@ def _draw(folder: Path) -> Any:
 
 
 _summary = Target(
-    "summary.json of a run, thor report", "summary.json", _run, _render, (UsageError,), as_json, share=0.02
+    "summary.json of a run, thor report", "summary.json", _run, _render, (UserError,), as_json, share=0.02
 )
 TARGETS = (
     Target("training configuration", "config.yaml", _configuration, lambda f: load_config(f / "config.yaml"),

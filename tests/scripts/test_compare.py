@@ -8,10 +8,10 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from scripts import compare, plot
-from scripts.common.errors import UserError
 from scripts.compare import Result
 from scripts.run_folder.checkpoints import choose
 from scripts.training.evaluation import Scores
+from thor.runtime.errors import UserError
 
 
 def errors_of(*values):

@@ -16,7 +16,6 @@ from onnx.reference import ReferenceEvaluator
 from PIL import Image
 
 from scripts import compare, eval, export, plot
-from scripts.common.errors import UserError
 from scripts.run_folder.checkpoints import choose, load_network
 from scripts.run_folder.metrics_recorder import Recorder, read_metrics
 from scripts.training.loop import CHECKPOINTS, train
@@ -24,6 +23,7 @@ from scripts.training.networks import build_network
 from tests.scripts.data.samples import write_cifar
 from tests.scripts.training.test_loop import quiet
 from tests.support.tiny_runs import tiny_settings
+from thor.runtime.errors import UserError
 
 
 @pytest.fixture(scope="module")

@@ -4,10 +4,11 @@ import pytest
 from PIL import Image
 
 from scripts import plot, quickstart
-from scripts.common.errors import INTERRUPTED, UserError
+from scripts.common.errors import INTERRUPTED
 from scripts.run_folder.metrics_recorder import read_metrics
 from scripts.training import loop
 from tests.support.tiny_runs import write_set
+from thor.runtime.errors import UserError
 
 
 def test_table_and_picture_from_the_same_start(tmp_path, capsys, monkeypatch):
@@ -70,7 +71,7 @@ def test_both_optimizers_are_given(arguments):
 def test_plot_as_a_program_names_an_empty_folder(tmp_path):
     import pytest
 
-    from scripts.common.errors import UserError
+    from thor.runtime.errors import UserError
 
     with pytest.raises(UserError, match=r"metrics\.jsonl: missing, or without a complete line"):
         plot.main([str(tmp_path), "--out", str(tmp_path / "curves.png")])

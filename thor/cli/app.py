@@ -18,7 +18,7 @@ from thor.profile.crossing import check_candidates, choose, read_curves
 from thor.profile.measure import Task, measure
 from thor.profile.profile_file import Profile, ProfileError
 from thor.runtime import device
-from thor.runtime.errors import UsageError, own_words
+from thor.runtime.errors import UserError, message_of
 from thor.runtime.memory import available_memory
 
 app = typer.Typer(
@@ -93,7 +93,7 @@ def profile(
 def _check_options(out: Path | None, threshold: float, damping: float, budget: float) -> None:
     """Refuse before anything is measured."""
     if out is not None and out.suffix == ".png":
-        raise UsageError(f"--out {out}: the picture is written beside the profile; give a name that ends in .json")
+        raise UserError(f"--out {out}: the picture is written beside the profile; give a name that ends in .json")
     _check_share("--threshold", threshold)
     number("--damping", damping, 0.0, open_low=True)
     _check_budget(budget)
@@ -101,12 +101,12 @@ def _check_options(out: Path | None, threshold: float, damping: float, budget: f
 
 def _check_share(name: str, value: float) -> None:
     if not 0 < value < 1:
-        raise UsageError(f"{name} must lie between 0 and 1, but got {value}")
+        raise UserError(f"{name} must lie between 0 and 1, but got {value}")
 
 
 def _check_budget(budget: float) -> None:
     if not budget > 0:
-        raise UsageError(f"--budget must be greater than 0 seconds, but got {budget}")
+        raise UserError(f"--budget must be greater than 0 seconds, but got {budget}")
 
 
 def _parse_dims(text: str | None) -> list[int] | None:
@@ -115,36 +115,36 @@ def _parse_dims(text: str | None) -> list[int] | None:
     try:
         return check_candidates([int(part) for part in text.split(",")])
     except ValueError:
-        raise UsageError(f"--dims {text!r}: give at least two different positive integers, as in 1,16,32,64") from None
+        raise UserError(f"--dims {text!r}: give at least two different positive integers, as in 1,16,32,64") from None
 
 
 def _count_batches(task: Task, asked: int) -> None:
     """Refuse data that run out: the report would tell of batches that nothing was averaged over."""
     there = sum(1 for _ in islice(task.batches(), asked))
     if 0 < there < asked:
-        raise UsageError(f"--batches {asked}: the data has {there} only")
+        raise UserError(f"--batches {asked}: the data has {there} only")
 
 
 def _try_network(net: Any, task: Task) -> None:
     """One forward pass, so that a wrong shape is reported before anything is measured."""
     inputs = next(task.batches(), None)
     if inputs is None:
-        raise UsageError("the data has no batch (is --batch-size larger than the data?)")
+        raise UserError("the data has no batch (is --batch-size larger than the data?)")
     net.set_train(False)  # normalisation layers keep their statistics
     try:
         output = _computed(net(*inputs[:-1]) if task.loss_fn is not None else net(*inputs))
     except Exception as error:
         shapes = " and ".join(str(tuple(item.shape)) for item in inputs[:-1])
-        raise UsageError(
-            f"the network does not take an input of shape {shapes}; it says:\n{own_words(error)}"
+        raise UserError(
+            f"the network does not take an input of shape {shapes}; it says:\n{message_of(error)}"
         ) from error
     try:
         if task.loss_fn is not None:
             _computed(task.loss_fn(output, inputs[-1]))
     except Exception as error:
-        raise UsageError(
+        raise UserError(
             f"the loss does not take outputs of shape {getattr(output, 'shape', type(output).__name__)} with targets "
-            f"of shape {tuple(inputs[-1].shape)} (see --loss and --classes); it says:\n{own_words(error)}"
+            f"of shape {tuple(inputs[-1].shape)} (see --loss and --classes); it says:\n{message_of(error)}"
         ) from error
 
 
@@ -165,7 +165,7 @@ def _to_go_on_from(out: Path | None, fresh: bool) -> Profile | None:
         raise ProfileError(f"{error} (give --fresh to overwrite it, or another --out)") from error
     if found.complete:
         about = found.settings.get("network", "a network")
-        raise UsageError(
+        raise UserError(
             f"--out {out}: holds a complete profile of {about}, which thor show prints; give --fresh to measure anew, "
             f"or another --out"
         )

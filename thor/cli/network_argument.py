@@ -15,7 +15,7 @@ import numpy as np
 from mindspore import Tensor, nn, ops
 
 from thor.profile.gather import synthetic_batches
-from thor.runtime.errors import UsageError
+from thor.runtime.errors import UserError
 
 LOSSES = ("cross-entropy", "squared-error")
 
@@ -24,7 +24,7 @@ def resolve(name: str) -> Any:
     """The object that ``module:attribute`` names, the current folder on the path; the nearest name where it is not."""
     module_name, colon, attribute = name.partition(":")
     if not colon or not module_name or not attribute:
-        raise UsageError(f"{name!r}: give module:callable, as in models.resnet:resnet50")
+        raise UserError(f"{name!r}: give module:callable, as in models.resnet:resnet50")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
@@ -32,17 +32,17 @@ def resolve(name: str) -> Any:
     except ModuleNotFoundError as error:
         missing = error.name or module_name
         if missing != module_name and not module_name.startswith(f"{missing}."):
-            raise UsageError(
+            raise UserError(
                 f"{module_name}: its import needs the module {missing!r}, which is not installed"
             ) from error
-        raise UsageError(
+        raise UserError(
             f"no module {missing!r}{_nearest_module(missing)}; run thor where it can be imported"
         ) from error
     except Exception as error:
-        raise UsageError(f"{module_name} cannot be imported: {type(error).__name__}: {error}") from error
+        raise UserError(f"{module_name} cannot be imported: {type(error).__name__}: {error}") from error
     if not hasattr(module, attribute):
         names = [n for n in dir(module) if not n.startswith("_") and callable(getattr(module, n))]
-        raise UsageError(f"module {module_name} has no {attribute!r}{_nearest(attribute, names)}")
+        raise UserError(f"module {module_name} has no {attribute!r}{_nearest(attribute, names)}")
     return getattr(module, attribute)
 
 
@@ -64,16 +64,16 @@ def build_network(name: str, classes: int | None) -> nn.Cell:
     if isinstance(factory, nn.Cell):
         return factory
     if not callable(factory):
-        raise UsageError(f"{name} is a {type(factory).__name__}, not a callable that makes a network")
+        raise UserError(f"{name} is a {type(factory).__name__}, not a callable that makes a network")
     options: dict[str, Any] = {}
     if classes is not None and "num_classes" in _arguments(factory):
         options["num_classes"] = classes
     try:
         net = factory(**options)
     except Exception as error:
-        raise UsageError(f"{name}({_written(options)}) failed: {type(error).__name__}: {error}") from error
+        raise UserError(f"{name}({_written(options)}) failed: {type(error).__name__}: {error}") from error
     if not isinstance(net, nn.Cell):
-        raise UsageError(f"{name}() made a {type(net).__name__}, and must make a mindspore.nn.Cell")
+        raise UserError(f"{name}() made a {type(net).__name__}, and must make a mindspore.nn.Cell")
     return net
 
 
@@ -95,7 +95,7 @@ def parse_shape(text: str) -> tuple[int, ...]:
     except ValueError:
         shape = ()
     if len(shape) < 2 or min(shape) < 1:
-        raise UsageError(f"--input {text!r}: give batch,channels,... as positive integers, as in 8,3,224,224")
+        raise UserError(f"--input {text!r}: give batch,channels,... as positive integers, as in 8,3,224,224")
     return shape
 
 
@@ -106,11 +106,11 @@ def build_loss(name: str) -> Callable[..., Any]:
     if name == "squared-error":
         return _squared_error
     if ":" not in name:
-        raise UsageError(f"--loss {name!r}: must be one of {', '.join(LOSSES)}, or module:callable")
+        raise UserError(f"--loss {name!r}: must be one of {', '.join(LOSSES)}, or module:callable")
     loss = resolve(name)
     loss = loss() if isinstance(loss, type) else loss
     if not callable(loss):
-        raise UsageError(f"--loss {name} is a {type(loss).__name__}, not a callable of outputs and targets")
+        raise UserError(f"--loss {name} is a {type(loss).__name__}, not a callable of outputs and targets")
     return loss
 
 
@@ -130,7 +130,7 @@ def build_batches(
     """(where the data is from, batches) for --data or --input."""
     if data is None:
         if shape is None:
-            raise UsageError("give --data, or --input with the shape of a batch (as in --input 8,3,224,224)")
+            raise UserError("give --data, or --input with the shape of a batch (as in --input 8,3,224,224)")
         batches = synthetic_batches(shape, classes, count, seed)
         return "synthetic", _reconstructing(batches) if reconstruct else batches
     if data == "fashion-mnist":
@@ -139,16 +139,14 @@ def build_batches(
         return data, _reconstructing(batches) if reconstruct else batches
     source = resolve(data)
     if not callable(source):
-        raise UsageError(f"--data {data} is a {type(source).__name__}, not a callable that makes batches")
+        raise UserError(f"--data {data} is a {type(source).__name__}, not a callable that makes batches")
 
     def limited() -> Iterator[tuple[Tensor, ...]]:
         for index, batch in enumerate(source()):
             if index == count:
                 return
             if not isinstance(batch, (tuple, list)) or len(batch) < 2:
-                raise UsageError(
-                    f"--data {data} must make batches (inputs, targets), but made a {type(batch).__name__}"
-                )
+                raise UserError(f"--data {data} must make batches (inputs, targets), but made a {type(batch).__name__}")
             yield tuple(item if isinstance(item, Tensor) else Tensor(np.asarray(item)) for item in batch)
 
     return data, limited
@@ -181,14 +179,14 @@ def _fashion_mnist(normalised: bool) -> tuple[np.ndarray, np.ndarray]:
     try:
         reader, feeds = map(importlib.import_module, ("scripts.data.fashion_mnist", "scripts.data.factory"))
     except ImportError as error:
-        raise UsageError(
+        raise UserError(
             "--data fashion-mnist needs the readers of the project's checkout: run thor there, "
             "or give your own --data module:callable"
         ) from error
     try:
         split = reader.load(reader.resolve(), "train")
     except Exception as error:  # the reader's own errors say what to do
-        raise UsageError(str(error)) from error
+        raise UserError(str(error)) from error
     images = split.images[:, None].astype(np.float32) / 255.0
     if normalised:
         images = (images - np.float32(feeds.FASHION_MEAN)) / np.float32(feeds.FASHION_STD)

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from thor.profile.profile_file import Profile, ProfileError
-from thor.runtime.errors import UsageError
+from thor.runtime.errors import UserError
 
 console = Console()
 
@@ -34,7 +34,7 @@ def _clear_errors() -> Iterator[None]:
     try:
         yield
     except (
-        UsageError,
+        UserError,
         ProfileError,
         ValueError,
         TypeError,

@@ -15,7 +15,7 @@ from typing import Any
 
 from thor.report import figures
 from thor.report.metrics_file import Line, LinesError, read_lines
-from thor.runtime.errors import UsageError
+from thor.runtime.errors import UserError
 from thor.runtime.json_files import parse
 
 _STYLE = """
@@ -52,13 +52,13 @@ def read(folder: Path) -> RunFiles:
     """A run's files; only its metrics must be there."""
     metrics = folder / "metrics.jsonl"
     if not metrics.is_file():
-        raise UsageError(f"{folder}: no run to report on, {metrics.name} is missing")
+        raise UserError(f"{folder}: no run to report on, {metrics.name} is missing")
     try:
         lines = read_lines(metrics)
     except LinesError as error:
-        raise UsageError(str(error)) from None
+        raise UserError(str(error)) from None
     if not lines:
-        raise UsageError(f"{metrics}: holds no complete line yet")
+        raise UserError(f"{metrics}: holds no complete line yet")
     summary, config = folder / "summary.json", folder / "config.yaml"
     about = _read_summary(summary) if summary.is_file() else {}
     # It is shown, and not used: bytes that are no text are shown as such.
@@ -71,9 +71,9 @@ def _read_summary(path: Path) -> dict[str, Any]:
     try:
         about = parse(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise UsageError(f"{path}: cannot be read as JSON: {error}; without it there is a report too") from None
+        raise UserError(f"{path}: cannot be read as JSON: {error}; without it there is a report too") from None
     if not isinstance(about, dict):
-        raise UsageError(f"{path}: no summary of a run; without it there is a report too")
+        raise UserError(f"{path}: no summary of a run; without it there is a report too")
     return about
 
 
@@ -85,7 +85,7 @@ def write(folder: Path, out: Path | None = None) -> Path:
     except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         # The lines have been checked, so it is the summary.
         summary, why = folder / "summary.json", f"{type(error).__name__}: {error}"
-        raise UsageError(
+        raise UserError(
             f"{summary}: a part is missing or wrong ({why}); without the file there is a report too"
         ) from error
     target = out or folder / "report.html"

@@ -17,7 +17,6 @@ from scripts.cluster import processes
 from scripts.cluster.launch import described, going_on, launch
 from scripts.cluster.msrun import ROOT, Job
 from scripts.cluster.watch import Attempt, Outcome
-from scripts.common.errors import UserError
 from scripts.run_folder.folder_lock import occupied
 from scripts.run_folder.heartbeat import Beat
 from scripts.run_folder.metrics_recorder import read_metrics
@@ -25,6 +24,7 @@ from scripts.settings.yaml_config import save_config
 from tests.scripts.training.test_loop import last_tensors
 from tests.support.tiny_runs import tiny_settings
 from tests.support.waiting import wait_until
+from thor.runtime.errors import UserError
 
 pytestmark = pytest.mark.slow
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from scripts.cluster.rank_table import app, make, parse_host, read, validate
-from scripts.common.errors import UserError
+from thor.runtime.errors import UserError
 
 HOSTS = [("10.0.0.1", [(0, "192.168.1.1"), (1, "192.168.1.2")]), ("10.0.0.2", [(0, "192.168.1.3")])]
 

@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 
 from scripts.cluster.msrun import ROOT
 from scripts.cluster.render import app
-from scripts.common.errors import INTERRUPTED, STOPPED, USAGE_ERROR, UserError
+from scripts.common.errors import INTERRUPTED, STOPPED, USAGE_ERROR
+from thor.runtime.errors import UserError
 
 SHELLCHECK = Path(sys.executable).parent / "shellcheck"
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from scripts.common.errors import UserError
 from scripts.convergence import picture, results, search
 from scripts.convergence.pace import Pace
 from scripts.convergence.results import Outcome
@@ -21,6 +20,7 @@ from scripts.run_folder.folder_lock import occupied
 from scripts.settings.yaml_config import differences, load_config, save_config, validate
 from tests.support.paths import ROOT
 from tests.support.waiting import wait_until
+from thor.runtime.errors import UserError
 
 AUTOENCODER = TASKS["autoencoder"]
 EACH = [(task, contender) for task in TASKS.values() for contender in task.contenders]

@@ -3,8 +3,8 @@ import zlib
 
 import pytest
 
-from scripts.common.errors import UserError
 from scripts.data import austen, text
+from thor.runtime.errors import UserError
 
 
 def _string(line, flags=0x40000):

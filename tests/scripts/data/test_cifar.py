@@ -6,10 +6,10 @@ import tarfile
 import numpy as np
 import pytest
 
-from scripts.common.errors import UserError
 from scripts.data import cifar, fetch
 from scripts.data.batches import Batches, normalise
 from tests.scripts.data.samples import cifar_samples, write_cifar
+from thor.runtime.errors import UserError
 
 
 @pytest.mark.parametrize("name, record", [("cifar10", 3073), ("cifar100", 3074)])

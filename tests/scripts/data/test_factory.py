@@ -11,7 +11,6 @@ from mindspore import nn, ops
 from rich.console import Console
 
 from scripts import eval, export
-from scripts.common.errors import UserError
 from scripts.data import imagenet_folder, imagenet_samples, mindrecord
 from scripts.data.factory import open_feeds
 from scripts.run_folder.metrics_recorder import read_metrics
@@ -24,6 +23,7 @@ from scripts.training.loop import train
 from scripts.training.networks import build_network
 from tests.scripts.data.samples import write_cifar
 from tests.scripts.training.test_loop import interrupt_at, last_tensors, quiet, without_times
+from thor.runtime.errors import UserError
 
 
 class Pooled(nn.Cell):

@@ -4,9 +4,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scripts.common.errors import UserError
 from scripts.data import fashion_mnist, fetch
 from tests.support.tiny_runs import write_set
+from thor.runtime.errors import UserError
 
 
 def test_the_real_set_is_complete_and_balanced():

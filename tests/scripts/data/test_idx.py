@@ -3,10 +3,10 @@ import gzip
 import numpy as np
 import pytest
 
-from scripts.common.errors import UserError
 from scripts.data.fashion_mnist import load
 from scripts.data.idx import read_images, read_labels
 from tests.support.tiny_runs import write_idx, write_set
+from thor.runtime.errors import UserError
 
 
 def test_values_come_back(tmp_path):

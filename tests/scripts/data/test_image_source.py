@@ -4,10 +4,10 @@ import threading
 import numpy as np
 import pytest
 
-from scripts.common.errors import UserError
 from scripts.data import imagenet_folder, imagenet_samples, images
 from scripts.data.image_source import ImageSource
 from scripts.data.source import IGNORED
+from thor.runtime.errors import UserError
 
 
 @pytest.fixture(scope="module")

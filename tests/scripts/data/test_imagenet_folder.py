@@ -4,8 +4,8 @@ from http.client import IncompleteRead
 
 import pytest
 
-from scripts.common.errors import UserError
 from scripts.data import fetch, imagenet_folder, imagenet_samples
+from thor.runtime.errors import UserError
 
 
 @pytest.fixture

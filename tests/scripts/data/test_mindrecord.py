@@ -6,9 +6,9 @@ import sys
 import numpy as np
 import pytest
 
-from scripts.common.errors import UserError
 from scripts.data import imagenet_folder, imagenet_samples, mindrecord
 from scripts.data.image_source import ImageSource
+from thor.runtime.errors import UserError
 
 
 @pytest.fixture(scope="module")

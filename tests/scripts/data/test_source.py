@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scripts.common.errors import UserError
 from scripts.data.source import NOTHING, Order, generator
+from thor.runtime.errors import UserError
 
 
 def _ranks(epoch=0, **options):

@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
 
-from scripts.common.errors import UserError
 from scripts.data import text, wordpiece
 from scripts.data.source import IGNORED
 from scripts.data.text import MaskedText, NextPieces
+from thor.runtime.errors import UserError
 
 WORDS = 1000
 SEQUENCES = np.random.default_rng(0).integers(5, WORDS, (50, 42)).astype(np.int32)

@@ -1,7 +1,7 @@
 import pytest
 
-from scripts.common.errors import UserError
 from scripts.data import wordpiece
+from thor.runtime.errors import UserError
 
 TEXTS = [
     "The quick brown fox jumped over the lazy dog; the dogs were quicker than the fox.\n" * 3,

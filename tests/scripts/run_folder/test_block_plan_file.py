@@ -5,11 +5,11 @@ import shutil
 import numpy as np
 import pytest
 
-from scripts.common.errors import UserError
 from scripts.run_folder import block_plan_file
 from scripts.training.loop import train
 from tests.scripts.training.test_loop import interrupt_at, last_tensors, quiet
 from tests.support.tiny_runs import tiny_settings
+from thor.runtime.errors import UserError
 
 
 def settings_of(folder, out):

@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
-from scripts.common.errors import UserError
 from scripts.run_folder.folder_lock import LOCK, occupied
 from tests.support.paths import ROOT
+from thor.runtime.errors import UserError
 
 HOLD = "import sys; from pathlib import Path; from scripts.run_folder.folder_lock import occupied\n" \
        "with occupied(Path(sys.argv[1]), True): print('held', flush=True); sys.stdin.read()"  # fmt: skip

@@ -12,7 +12,7 @@ import mindspore as ms
 import numpy as np
 import pytest
 
-from scripts.common.errors import USAGE_ERROR, UserError
+from scripts.common.errors import USAGE_ERROR
 from scripts.run_folder import checkpoints
 from scripts.run_folder.metrics_recorder import Recorder, read_metrics
 from scripts.settings.yaml_config import save_config
@@ -21,6 +21,7 @@ from tests.fuzz import checkpoints as fuzz_checkpoints
 from tests.scripts.training.test_loop import last_tensors, quiet, without_times
 from tests.support.paths import ROOT
 from tests.support.tiny_runs import tiny_settings
+from thor.runtime.errors import UserError
 
 pytestmark = pytest.mark.slow
 

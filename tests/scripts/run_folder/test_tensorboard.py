@@ -4,11 +4,11 @@ import re
 
 import pytest
 
-from scripts.common.errors import UserError
 from scripts.run_folder.metrics_recorder import read_metrics
 from scripts.training.loop import train
 from tests.scripts.training.test_loop import interrupt_at, quiet
 from tests.support.tiny_runs import tiny_settings
+from thor.runtime.errors import UserError
 
 
 def sessions(folder):

@@ -10,7 +10,6 @@ import pytest
 from mindspore import nn
 
 import first_order
-from scripts.common.errors import UserError
 from scripts.run_folder.checkpoints import choose, load_network
 from scripts.run_folder.metrics_recorder import read_metrics
 from scripts.run_folder.progress_record import Position
@@ -22,6 +21,7 @@ from scripts.training.optimizers import build_stepper, decay_groups
 from scripts.training.weight_average import WeightAverage
 from tests.scripts.training.test_loop import interrupt_at, last_tensors, quiet, without_times
 from tests.support.tiny_runs import tiny_settings
+from thor.runtime.errors import UserError
 from thor.settings.loss_scale import DynamicLossScale
 
 

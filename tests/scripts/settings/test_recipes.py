@@ -5,13 +5,13 @@ import io
 import pytest
 from rich.console import Console
 
-from scripts.common.errors import UserError
 from scripts.data.factory import PUBLISHED_SIZES
 from scripts.settings.yaml_config import load_config, read_yaml
 from scripts.training import dry_run
 from scripts.training.build import whole_steps
 from scripts.training.optimizers import thor_damping, thor_rate
 from tests.support.paths import ROOT
+from thor.runtime.errors import UserError
 
 CONFIGS = ROOT / "scripts" / "config"
 SHIPPED = sorted(CONFIGS.glob("*.yaml"))

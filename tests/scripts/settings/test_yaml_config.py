@@ -4,13 +4,13 @@ import sys
 import pytest
 import yaml
 
-from scripts.common.errors import UserError
 from scripts.settings.train_settings import TrainSettings
 from scripts.settings.yaml_config import differences, load_config, read_yaml, save_config, validate
 from scripts.training.job_ranks import with_ranks
 from scripts.training.optimizers import trace_rule
 from tests.support.paths import ROOT
 from thor.curvature.trace_rule import TraceRule
+from thor.runtime.errors import UserError
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "scripts" / "config").glob("*.yaml")), ids=lambda path: path.stem)

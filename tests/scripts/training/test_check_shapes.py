@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from mindspore import nn
 
-from scripts.common.errors import UserError
 from scripts.data.factory import open_feeds
 from scripts.settings.yaml_config import validate
 from scripts.training import dry_run
@@ -17,6 +16,7 @@ from scripts.training.networks import build_loss, build_network
 from tests.scripts.data.samples import write_cifar
 from tests.scripts.training.test_loop import quiet
 from tests.support.tiny_runs import write_set
+from thor.runtime.errors import UserError
 
 
 def settings_for(tmp_path, data="fashion_mnist", **values):

@@ -6,12 +6,12 @@ import pytest
 from mindspore import nn
 from rich.console import Console
 
-from scripts.common.errors import UserError
 from scripts.settings.yaml_config import validate
 from scripts.training import dry_run
 from scripts.training.loop import train
 from tests.scripts.training.test_loop import quiet
 from tests.support.tiny_runs import tiny_settings
+from thor.runtime.errors import UserError
 
 
 @pytest.mark.parametrize("optimizer", ["thor", "adam"])

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from mindspore import Tensor, nn
 
-from scripts.common.errors import UserError
 from scripts.run_folder.metrics_recorder import read_metrics
 from scripts.settings.yaml_config import save_config
 from scripts.training import job_ranks
@@ -17,6 +16,7 @@ from tests.scripts.training.test_loop import last_tensors, quiet
 from tests.support.msrun import run_job
 from tests.support.tiny_runs import tiny_settings
 from thor.distributed import ranks as ranks
+from thor.runtime.errors import UserError
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from scripts.common.errors import UserError
 from scripts.run_folder.checkpoints import CHECKPOINT_SUFFIXES
 from scripts.run_folder.folder_lock import occupied
 from scripts.run_folder.metrics_recorder import read_metrics
@@ -22,6 +21,7 @@ from scripts.training.progress_display import ProgressDisplay
 from tests.support.paths import ROOT
 from tests.support.tiny_runs import tiny_settings, write_set
 from tests.support.waiting import wait_until
+from thor.runtime.errors import UserError
 
 
 def quiet() -> Console:

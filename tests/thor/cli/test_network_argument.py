@@ -5,7 +5,7 @@ import pytest
 from mindspore import Tensor, nn
 
 from thor.cli import network_argument
-from thor.runtime.errors import UsageError
+from thor.runtime.errors import UserError
 
 MODULE = """
 import numpy as np
@@ -92,7 +92,7 @@ def test_a_network_is_what_its_callable_makes():
     ],
 )
 def test_a_name_that_is_none_is_answered_with_the_nearest(name, words):
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(UserError) as caught:
         network_argument.build_network(name, None)
     assert all(word in str(caught.value) for word in words), str(caught.value)
 
@@ -100,15 +100,15 @@ def test_a_name_that_is_none_is_answered_with_the_nearest(name, words):
 def test_shapes_and_losses():
     assert network_argument.parse_shape("8,3,224,224") == (8, 3, 224, 224)
     for bad in ("8", "8,x", "8,0", "8,-1", "", "8;3"):
-        with pytest.raises(UsageError, match="--input .*as positive integers, as in 8,3,224,224"):
+        with pytest.raises(UserError, match="--input .*as positive integers, as in 8,3,224,224"):
             network_argument.parse_shape(bad)
     output, goal = Tensor(np.full((2, 3), 2.0, np.float32)), Tensor(np.zeros((2, 3), np.float32))
     assert float(network_argument.build_loss("squared-error")(output, goal).asnumpy()) == 12.0
     assert isinstance(network_argument.build_loss("cross-entropy"), nn.CrossEntropyLoss)
     assert isinstance(network_argument.build_loss("tinynet:Loss"), nn.Cell)
-    with pytest.raises(UsageError, match="--loss 'mse': must be one of cross-entropy, squared-error, or module:call"):
+    with pytest.raises(UserError, match="--loss 'mse': must be one of cross-entropy, squared-error, or module:call"):
         network_argument.build_loss("mse")
-    with pytest.raises(UsageError, match="--loss tinynet:three is a int, not a callable"):
+    with pytest.raises(UserError, match="--loss tinynet:three is a int, not a callable"):
         network_argument.build_loss("tinynet:three")
 
 
@@ -143,7 +143,7 @@ def test_data_that_are_none_are_refused(data, words, monkeypatch):
 
     if data == "fashion-mnist":
         monkeypatch.setattr(network_argument.importlib, "import_module", elsewhere)
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(UserError) as caught:
         batches(data)
     assert all(word in str(caught.value) for word in words), str(caught.value)
 

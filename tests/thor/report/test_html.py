@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from thor.cli.app import app
 from thor.report.html import read, render, write
-from thor.runtime.errors import UsageError
+from thor.runtime.errors import UserError
 
 VOID = {"meta", "br", "img", "link", "hr"}
 LAYERS = ["conv1", "fc & <b>last</b>"]
@@ -121,5 +121,5 @@ def test_command(tmp_path):
 def test_errors(tmp_path, text, message):
     if text is not None:
         (tmp_path / "metrics.jsonl").write_text(text)
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(UserError, match=message):
         read(tmp_path)
