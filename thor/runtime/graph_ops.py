@@ -8,11 +8,12 @@ interprets the Python (197 ms a use).
 from __future__ import annotations
 
 import functools
+import time
 from typing import Any
 
 import mindspore as ms
 import numpy as np
-from mindspore import Tensor, ops
+from mindspore import Tensor, nn, ops
 
 #: ``over(function, tuple, ...)`` is the tuple of results; what else a function needs, ``ops.partial`` gives it first.
 over = ops.Map()
@@ -75,9 +76,9 @@ def entry(values, index):
     return values[index]
 
 
-def of_two(values, first, second):
-    """An entry of one of a tuple of tuples."""
-    return values[first][second]
+def of_pair(values, pair):
+    """The entry ``(first, second)`` of a tuple of tuples."""
+    return values[pair[0]][pair[1]]
 
 
 def times(factor, value):
@@ -91,3 +92,12 @@ def dot(x, y):
     """<x, y> over all entries, float32."""
     x, y = reshaped(_cast(x, ms.float32), (1, -1)), reshaped(_cast(y, ms.float32), (-1, 1))
     return reshaped(_product(x, y), ())
+
+
+def forget_compiled_construct(optimizer: nn.Optimizer) -> None:
+    """Let MindSpore compile the ``construct`` of an optimizer anew where the step around it is not compiled.
+
+    In PyNative, MindSpore compiles it by itself and looks the graph up by the Cell's time of creation; the graph goes
+    on reading storage that a Parameter no longer has.
+    """
+    optimizer._create_time = time.time_ns()

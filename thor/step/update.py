@@ -2,17 +2,50 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import mindspore as ms
 import numpy as np
-from mindspore import ParameterTuple, nn, ops
+from mindspore import Parameter, ParameterTuple, nn, ops
 
 from thor.curvature.layer import Layer
 from thor.distributed.ranks import Ranks
 from thor.distributed.reduce import Sums
-from thor.runtime.graph_ops import dot, entry, of_two, over, times
+from thor.runtime.graph_ops import dot, entry, of_pair, over, times
 from thor.step.finite_check import probe
 
 _cast = ops.Cast()
+
+
+@dataclass(frozen=True)
+class WeightPlace:
+    """Where the move of one weight comes from.
+
+    Attributes:
+        layer: index of the captured layer that makes its direction; the number of layers if the weight takes the plain
+            gradient.
+        part: 0 for a layer's weight, 1 for its bias; of plain gradients the place among them.
+        rate: index of its learning rate where groups have rates of their own.
+        decay: decoupled weight decay, w <- (1 - rate decay) w before the step.
+    """
+
+    layer: int
+    part: int
+    rate: int
+    decay: float
+
+
+def weight_places(
+    weights: Sequence[Parameter], layers: Sequence[Layer], decays: Sequence[float]
+) -> tuple[WeightPlace, ...]:
+    """The place of each weight, in the order of the inner optimizer."""
+    made = {
+        id(w): (i, part) for i, y in enumerate(layers) for part, w in enumerate((y.weight, y.bias)) if w is not None
+    }
+    plain = [id(w) for w in weights if id(w) not in made]
+    made |= {weight: (len(layers), part) for part, weight in enumerate(plain)}
+    return tuple(WeightPlace(*made[id(w)], rate, decays[rate]) for rate, w in enumerate(weights))
 
 
 class Update(nn.Cell):
@@ -21,20 +54,19 @@ class Update(nn.Cell):
     With ``clip``, the captured directions are scaled by min(1, sqrt(clip / sum lr^2 <g, d>)): the step's size in the
     norm of the curvature, twice its KL divergence to second order, stays below ``clip`` (Ba, Grosse & Martens 2017).
 
+    With ``clip_each``, each weight's gradient is first scaled to at most that norm. In a data-parallel job whose ranks
+    hold some layers' inverses only, each rank preconditions those, and the directions are summed over a row of ranks:
+    one of them has the layer's direction, the others add zeros.
+
     ``decays``, one for each of the inner optimizer's weights, are decoupled: w <- (1 - lr decay) w before the step.
 
-    With ``clip_each``, each weight's gradient is first scaled to at most that norm. In a data-parallel job whose ranks
-    hold some layers' inverses only, each preconditions those, and the directions are summed over a row of ranks, of
-    which one has the layer's and the others zeros.
+    One number tells whether everything is finite: the sum of all <gradient, direction>, or without ``clip`` the sum of
+    the probes (finite_check.py) of directions, for no inverse makes a finite direction of a gradient that is not
+    finite. If it is not finite, nothing moves. The branch on it also keeps MindSpore's CPU runtime from spreading the
+    backward products over threads, where they slow each other down.
 
-    One number, the sum of all <gradient, direction>, tells whether everything is finite; if not, nothing moves. Without
-    ``clip`` it is the sum of what finite_check.py makes of directions: no inverse makes a finite number of one that is
-    not.
-    The branch on it also keeps MindSpore's CPU runtime from spreading the backward products over threads that slow each
-    other down.
-
-    Until the weights move, a layer's direction stays the one matrix of weight and bias that it was made as: where a
-    graph ends, as before the branch on ``finite``, what was cut and reshaped is copied, by one kernel for each.
+    Up to that branch a layer's direction stays the one matrix of weight and bias that it was made as: tensors that were
+    cut or reshaped are copied where a graph ends, as it does before a branch, by a kernel each.
     """
 
     def __init__(
@@ -44,45 +76,42 @@ class Update(nn.Cell):
         super().__init__(auto_prefix=False)
         no_more_parameters(inner, decays)
         self.inner, self.look = inner, probe()
-        self.weights = inner.parameters
-        self.layers, self.indices = tuple(range(len(layers))), tuple(range(len(inner.parameters)))
+        self.weights, self.decays = inner.parameters, decays
+        self.layers = tuple(range(len(layers)))
         caches = [layer.caches for layer in layers]
         self.caches = ParameterTuple([p for each in caches for p in each])
         ends = np.cumsum([len(each) for each in caches]).tolist()
         self.caches_at = tuple(tuple(range(end - len(each), end)) for end, each in zip(ends, caches, strict=True))
         self.directions = nn.CellList([layer.direction() for layer in layers])
-        position = {id(weight): index for index, weight in enumerate(inner.parameters)}
-        own = [[position[id(w)] for w in (layer.weight, layer.bias) if w is not None] for layer in layers]
-        self.weights_at = tuple(map(tuple, own))
-        # (layer, which of its directions) for each weight, and behind the layers those that take the plain gradient
-        made = {at: (i, part) for i, each in enumerate(own) for part, at in enumerate(each)}
-        self.captured = tuple(sorted(made))
-        self.others = tuple(i for i in self.indices if i not in made)
-        made |= {at: (len(layers), part) for part, at in enumerate(self.others)}
-        self.made_by, self.made_as = (tuple(made[i][side] for i in self.indices) for side in (0, 1))
-        self.sums_at = tuple(tuple(self.captured.index(at) for at in each) for each in own)
-        self.across = self._sums_over_row(ranks)
         self.clip = 0.0 if clip is None else float(clip)
         self.clip_each = 0.0 if clip_each is None else float(clip_each)
-        self.decays = decays
-        self.decay_at = tuple(i for i in self.indices if self.decays[i])
         self.group_rates = bool(inner.is_group_lr)
-        # matrices in one piece, unless weight and bias go their own ways: to other ranks, or at rates of their own
+        places = weight_places(inner.parameters, layers, decays)
+        captured = tuple(at for at, place in enumerate(places) if place.layer < len(layers))
+        self.others = tuple(at for at, place in enumerate(places) if place.layer == len(layers))
+        self.decayed = tuple(at for at, place in enumerate(places) if place.decay)
+        #: (layer, part) of every weight's move, and of the captured weights' alone
+        self.sources = tuple((place.layer, place.part) for place in places)
+        self.captured_sources = tuple(self.sources[at] for at in captured)
+        #: indices of a layer's weight, or of its weight and bias: among all weights, and among the captured ones
+        self.weights_at = tuple(tuple(at for _, at in sorted(_parts_of(i, places))) for i in self.layers)
+        self.sums_at = tuple(tuple(captured.index(at) for at in each) for each in self.weights_at)
+        self.across = self._sums_over_row(ranks, captured)
+        # a direction stays one matrix, unless weight and bias go their own ways: to other ranks, at rates of their own,
         # or to float16, where a direction may overflow that did not in float32
         halves = any(layer.weight.dtype == ms.float16 for layer in layers)
         self.by_weight = self.across is not None or halves or (self.clip > 0 and self.group_rates)
-        apart = [layer.a.bias_inverse is not None for layer in layers]
-        parts = [(i, 0) for i in self.layers]
-        parts += [(i, 1) for i in self.layers if len(own[i]) == 2 and (self.by_weight or apart[i])]
-        self.part_of, self.part = tuple(i for i, _ in parts), tuple(part for _, part in parts)
-        self._captured_by, self._captured_as = (tuple(made[at][side] for at in self.captured) for side in (0, 1))
-        self.rate_at = tuple(own[i][part] for i, part in parts)
+        apart = [self.by_weight or layer.a.bias_inverse is not None for layer in layers]
+        #: (layer, part) of all matrices that are made, and the index of each one's learning rate
+        self.parts = tuple((i, 0) for i in self.layers)
+        self.parts += tuple((i, 1) for i in self.layers if len(self.weights_at[i]) == 2 and apart[i])
+        self.rates_at = tuple(places[self.weights_at[i][part]].rate for i, part in self.parts)
 
-    def _sums_over_row(self, ranks: Ranks | None) -> Sums | None:
+    def _sums_over_row(self, ranks: Ranks | None, captured: tuple[int, ...]) -> Sums | None:
         """How ranks hand each other directions; None where each computes all of them."""
         if ranks is None or ranks.row is None:
             return None
-        shapes = [self.weights[at].shape for at in self.captured]
+        shapes = [self.weights[at].shape for at in captured]
         return Sums(shapes, [False] * len(shapes), ranks.sharing.fusion, ranks.row)
 
     def construct(self, loss, gradients):
@@ -95,21 +124,21 @@ class Update(nn.Cell):
         if self.by_weight:
             given, made = mine, over(self._cut, made, mine, self.layers)
         if self.across is not None:
-            sums = self.across(over(ops.partial(of_two, made), self._captured_by, self._captured_as), 1.0)
+            sums = self.across(over(ops.partial(of_pair, made), self.captured_sources), 1.0)
             made = over(ops.partial(self._from_row, sums), mine, self.sums_at)
         others = over(ops.partial(entry, gradients), self.others)
-        products = over(ops.partial(self._product, given, made), self.part_of, self.part)
+        products = over(ops.partial(self._product, given, made), self.parts)
         total = _cast(loss, ms.float32) + ops.addn(products + over(self.look, others))
         if self.clip > 0:
             made = over(ops.partial(over, ops.partial(times, self._limit(products))), made)
         finite = ops.isfinite(total)
         if finite:
-            for i in self.decay_at:
+            for i in self.decayed:
                 ops.assign(self.weights[i], self.weights[i] * (1.0 - self._rate(i) * self.decays[i]))
             cut = made
             if not self.by_weight:  # what is cut may not be cut again: MindSpore gives a direction no shape then
                 cut = over(self._cut, made, mine, self.layers)
-            moves = over(ops.partial(of_two, cut + (others,)), self.made_by, self.made_as)
+            moves = over(ops.partial(of_pair, cut + (others,)), self.sources)
             loss = ops.depend(loss, self.inner(moves))
         return loss, finite
 
@@ -133,16 +162,16 @@ class Update(nn.Cell):
     def _typed(self, sums, gradient, at):
         return _cast(sums[at], gradient.dtype)
 
-    def _product(self, given, made, i, part):
+    def _product(self, given, made, place):
         if self.clip > 0:
-            return dot(given[i][part], made[i][part])
-        return self.look(made[i][part])  # to find what is not finite, one matrix is read and not two
+            return dot(of_pair(given, place), of_pair(made, place))
+        return self.look(of_pair(made, place))  # to find what is not finite, one matrix is read and not two
 
     def _limit(self, products):
         """min(1, sqrt(clip / sum lr^2 <g, d>)) over what layers make."""
         rate = self.inner.get_lr()
         if self.group_rates:
-            curvature = ops.addn(over(ops.partial(self._share_of_curvature, rate), products, self.rate_at))
+            curvature = ops.addn(over(ops.partial(self._share_of_curvature, rate), products, self.rates_at))
         else:
             curvature = rate * rate * ops.addn(products)
         return ops.minimum(ops.sqrt(self.clip / (ops.relu(curvature) + 1e-30)), 1.0)  # rounding may go below 0
@@ -155,6 +184,11 @@ class Update(nn.Cell):
         if self.group_rates:
             rate = rate[index]
         return rate
+
+
+def _parts_of(layer: int, places: Sequence[WeightPlace]) -> list[tuple[int, int]]:
+    """(part, index of the weight) of the weights that one layer moves."""
+    return [(place.part, at) for at, place in enumerate(places) if place.layer == layer]
 
 
 def no_more_parameters(inner: nn.Optimizer, decays: tuple[float, ...]) -> None:
