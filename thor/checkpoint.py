@@ -1,4 +1,4 @@
-"""The state of an optimizer whose inverses are spread over ranks: brought together to save, divided to load."""
+"""Saving and loading an optimizer's state, over ranks too, and the guard against another optimizer's checkpoint."""
 
 from __future__ import annotations
 
@@ -14,6 +14,10 @@ from mindspore import Parameter, Tensor, nn
 from thor.curvature.layer import Layer
 from thor.distributed.ranks import Ranks
 from thor.factors.blocks import BlockPlan, numbers_in
+from thor.runtime.parameters import check_before_loading
+
+_PLAN_BYTES = 256
+_LAYERS_TOLD_APART = 512  # four bytes each; of more layers a checkpoint says only that they differ
 
 
 def gathered_state(
@@ -47,23 +51,16 @@ def _caches_of_row(layers: Sequence[Layer], column_of: Sequence[int], ranks: Ran
     return found
 
 
-def load_state(optimizer: nn.Cell, layers: Sequence[Layer], parameters: dict[str, Parameter]) -> None:
+def load_state(optimizer: nn.Cell, plan: Parameter, layers: Sequence[Layer], parameters: dict[str, Parameter]) -> None:
     """Take over a whole state; caches of layers that this rank does not hold are left out."""
     elsewhere = {cache.name for y in layers if not y.held for factor in (y.a, y.g) for cache in factor.cache}
     own = {name: value for name, value in parameters.items() if name not in elsewhere}
-    plan = next(optimizer.get_parameters())
     if plan.name in own:
         plan.set_data(own[plan.name])  # which refuses another optimizer's
     lost = [p.name for p in optimizer.get_parameters() if p.name not in own and p.name not in elsewhere]
     if lost:
         raise ValueError(f"the checkpoint lacks {len(lost)} of the optimizer's Parameters, {lost[0]} among them")
     ms.load_param_into_net(optimizer, own)
-
-
-_PLAN_BYTES = 256
-
-
-_LAYERS_TOLD_APART = 512  # four bytes each; of more layers a checkpoint says only that they differ
 
 
 def describe_plan(plan: BlockPlan, layers: list[Layer]) -> str:
@@ -95,9 +92,8 @@ def plan_parameter(plan: BlockPlan, layers: list[Layer], undecided: Callable[[],
     sums[: len(known)] = [zlib.crc32(each.encode()) for each in known]
     own = np.frombuffer(text.encode().ljust(_PLAN_BYTES) + sums.tobytes(), np.uint8)
     parameter = Parameter(Tensor(own.copy()), name="thor.plan", requires_grad=False)
-    write = parameter.set_data
 
-    def checked(data: Tensor, *options: Any) -> Parameter:
+    def check(data: Tensor) -> None:
         stored = data.asnumpy().tobytes()
         line = stored[:_PLAN_BYTES].decode(errors="replace").rstrip()
         if undecided():
@@ -109,9 +105,8 @@ def plan_parameter(plan: BlockPlan, layers: list[Layer], undecided: Callable[[],
             theirs = np.frombuffer(stored[_PLAN_BYTES:], "<u4")
             other = next((mine for mine, one, two in zip(known, sums, theirs, strict=False) if one != two), None)
             raise ValueError(f"the checkpoint belongs to another optimizer: {_plan_differences(line, text, other)}")
-        return write(data, *options)
 
-    object.__setattr__(parameter, "set_data", checked)
+    check_before_loading(parameter, check)
     return parameter
 
 

@@ -1,4 +1,4 @@
-"""THOR: named state, the two clocks, refresh, and the inner optimizer that moves the weights."""
+"""THOR: settings are checked, layers are captured; what users read, and what a training step asks."""
 
 from __future__ import annotations
 
@@ -8,34 +8,33 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
+from mindspore import Parameter, Tensor, nn, ops
 
+from first_order.cells import set_unregistered
 from thor.capture.attach import detach, left_as_found, tapped_cells
-from thor.capture.integrity import Structure
+from thor.capture.integrity import NetworkIntegrity
 from thor.capture.targets import LeftOut, Target, find_targets, keep_optimized
 from thor.checkpoint import gathered_state, load_state, plan_parameter
 from thor.curvature.factor import squeezed
-from thor.curvature.inverter import Inverter, Job
-from thor.curvature.layer import Layer, by_layer, cuts_of
-from thor.curvature.trace_rule import Decision, RefreshRecord, TraceRule
+from thor.curvature.inverter import Inverter
+from thor.curvature.layer import Layer, cuts_of
+from thor.curvature.refresher import Refresher
+from thor.curvature.trace_rule import STOPPED, RefreshRecord, TraceRule
 from thor.distributed.exchange import PieceExchange, placement_of
 from thor.distributed.ranks import Sharing, ranks_of_context
+from thor.optimizer_state import OptimizerState
 from thor.profile import auto
 from thor.profile.profile_file import Profile
-from thor.records import LayerRecord, describe_optimizer, log_layers, report_unused
+from thor.records import LayerRecord, describe_optimizer, log_layers
 from thor.runtime import convolution, device
-from thor.runtime.parameters import float_parameter, int_parameter, read, write
+from thor.runtime.parameters import read, write
 from thor.settings import loss_scale as scales
 from thor.settings.inner_optimizer import DEFAULT_MOMENTUM, inner_optimizer
 from thor.settings.options import read_options
 
 logger = logging.getLogger("thor")
 
-ACTIVE, STOPPED = 0, 1
 DEFAULT_RULE = TraceRule()
-#: A stopped layer leaves the compiled curvature step once this share of the cost has stopped since the last
-#: compilation, so that a run recompiles four times at the most.
-RECOMPILE_SHARE = 0.25
 
 
 class THOR(nn.Cell):
@@ -101,17 +100,14 @@ class THOR(nn.Cell):
             weight_decay=weight_decay, weight_decay_mode=weight_decay_mode, skip=skip, max_bad_steps=max_bad_steps,
             norms=norms, factor_share=factor_share,
         )  # fmt: skip
-        self._scale_rule: scales.DynamicLossScale | None
-        scale, self._scale_rule = scales.read(loss_scale)
+        initial_scale, self.scale_rule = scales.read(loss_scale)
         device.warn_of_cached_graphs()
-        self._inverter = Inverter(device.inverse_method(inverse))
-        moving = inner_optimizer(net, inner, learning_rate, momentum, self.options, params)
-        self.inner, self._rate, self.decays = moving
-        object.__setattr__(self, "_net", net)  # not a child: the network saves its own weights under its own names
-        self._history: list[RefreshRecord] = []
-        self._unused: set[str] = set()
-        chosen = self._targets()
-        self._profile_path = auto.cache_file(chosen, self._inverter.method) if self.options.auto else None
+        inverter = Inverter(device.inverse_method(inverse))
+        moving, self.rate, self.decays = inner_optimizer(net, inner, learning_rate, momentum, self.options, params)
+        # the network saves its own weights under its own names; the inner optimizer stands behind the state
+        set_unregistered(self, network=net, weights=tuple(moving.parameters))
+        targets = self._targets()
+        self._profile_path = auto.cache_file(targets, inverter.method) if self.options.auto else None
         if self._profile_path is not None:
             self._take_profile(auto.cached(self._profile_path))
         self.ranks = ranks_of_context(sharing)
@@ -120,39 +116,41 @@ class THOR(nn.Cell):
                 "block_size='auto' measures this process's machine, and ranks could choose differently: run "
                 "`thor profile` once and give the path of its profile"
             )
-        self._take_layers(chosen)
-        self._name_state(scale)
-        log_layers(self.layers, self._left_out)
+        self._capture(targets, inverter, initial_scale)
+        self.inner = moving
 
     # -- construction --------------------------------------------------------------------------------------------
 
     def _targets(self) -> list[Target]:
         """Every layer that can be captured and is optimized."""
-        targets, self._left_out = find_targets(self._net, self.options.skip, self.options.norms)
-        optimized = {id(weight) for weight in self.inner.parameters}
-        chosen, others = keep_optimized(targets, optimized)
+        targets, self._left_out = find_targets(self.network, self.options.skip, self.options.norms)
+        chosen, others = keep_optimized(targets, {id(weight) for weight in self.weights})
         self._left_out += others
         if not chosen:
             why = "; ".join(f"{x.name} ({x.type}): {x.reason}" for x in self._left_out[:5]) or "it has no weights"
             raise ValueError(
-                f"no layer to capture in {type(self._net).__name__}: THOR preconditions dense, convolution, embedding "
-                f"and normalisation layers with trainable weights, and found none ({why})"
+                f"no layer to capture in {type(self.network).__name__}: THOR preconditions dense, convolution, "
+                f"embedding and normalisation layers with trainable weights, and found none ({why})"
             )
         return chosen
 
-    def _take_layers(self, targets: list[Target]) -> None:
-        """Capture the targets; in a data-parallel job, share them out first."""
+    def _capture(self, targets: list[Target], inverter: Inverter, loss_scale: float) -> None:
+        """Put taps around the targets and make the state; in a data-parallel job, share the layers out first."""
         plan, share, ranks = self.options.plan, self.options.factor_share, self.ranks
-        self._column_of = [0] * len(targets)
+        self._column_of = [0] * len(targets)  # of each layer: the column of ranks that hold its inverses
         self.exchange: PieceExchange | None = None  # how ranks share a refresh; None where each does all of it
         if ranks is not None and ranks.sharing.shared:
             placement = placement_of([(t.copies, *cuts_of(t, plan)) for t in targets], ranks)
-            self.exchange = self._inverter.exchange = PieceExchange(ranks, placement, [t.name for t in targets])
+            self.exchange = inverter.exchange = PieceExchange(ranks, placement, [t.name for t in targets])
             self._column_of = list(placement.column_of)
         held = [ranks is None or column == ranks.own_column for column in self._column_of]
-        self._captured = [Layer(t, plan, held=own, share=share) for t, own in zip(targets, held, strict=True)]
-        convolution.forget_graphs(self._net)
-        self.structure = Structure(self._net, self._captured)
+        self.captured = [Layer(t, plan, held=own, share=share) for t, own in zip(targets, held, strict=True)]
+        convolution.forget_graphs(self.network)
+        self.integrity = NetworkIntegrity(self.network, self.captured)
+        self.refresher = Refresher(self.captured, inverter)
+        guard = plan_parameter(plan, self.captured, lambda: self.options.auto)
+        self.own_state = OptimizerState(self.captured, guard, loss_scale)
+        log_layers(self.layers, self._left_out)
 
     def _take_profile(self, profile: Profile | None) -> None:
         """Adopt the plan that a profile chose, if there is one."""
@@ -164,52 +162,31 @@ class THOR(nn.Cell):
     def profile_blocks(self, loss_fn: Any, inputs: tuple[Any, ...]) -> None:
         """Choose the block size on a first batch (``block_size="auto"``), and begin anew with the chosen plan."""
         assert self._profile_path is not None
-        with left_as_found(self._net):
-            detach(self._net)
-            names = {layer.name for layer in self._captured}
-            others = [f"^{re.escape(t.name)}$" for t in find_targets(self._net)[0] if t.name not in names]
+        inverter = self.refresher.inverter
+        with left_as_found(self.network):
+            detach(self.network)
+            names = {layer.name for layer in self.captured}
+            others = [f"^{re.escape(t.name)}$" for t in find_targets(self.network)[0] if t.name not in names]
             profile = auto.profile_for_training(
-                self._net, loss_fn, inputs, self._profile_path, others, self._inverter.method
+                self.network, loss_fn, inputs, self._profile_path, others, inverter.method
             )
         self._take_profile(profile)
-        scale = float(self.scale.asnumpy()[0])
-        self._params.clear()  # the stand-in plan's state: the new one stands in its own order
-        self._take_layers(self._targets())
-        self._name_state(scale)
-        log_layers(self.layers, self._left_out)
-
-    def _name_state(self, scale: float) -> None:
-        """Everything training depends on, as Parameters; the plan first, for it checks what is loaded."""
-        layers = self._captured
-        self.plan = plan_parameter(self.options.plan, layers, lambda: self.options.auto)
-        self.curvature = ParameterTuple([p for y in layers for f in (y.a, y.g) for p in f.parameters])
-        self.step_count = int_parameter("step", 0)
-        self.next_refresh = int_parameter("next_refresh", 0)
-        self.next_gather = int_parameter("next_gather", 0)
-        self.average_weight = float_parameter("average_weight", 0.0)
-        self.status = int_parameter("status", np.full(len(layers), ACTIVE))
-        self.refreshes = int_parameter("refreshes", np.zeros(len(layers)))
-        self.kept = int_parameter("kept", np.zeros(len(layers)))
-        self.traces = float_parameter("traces", np.zeros(2 * sum(y.copies for y in layers)))
-        self.scale = float_parameter("loss_scale", scale)
-        self.good_steps = int_parameter("good_steps", 0)
-        self.bad_steps = int_parameter("bad_steps", 0)
-        self.skipped_steps = int_parameter("skipped_steps", 0)
-        self.escalations = int_parameter("escalations", 0)
+        self._capture(self._targets(), inverter, self.own_state.loss_scale)
 
     # -- what users read -----------------------------------------------------------------------------------------
 
     @property
     def layers(self) -> list[LayerRecord]:
         """One record per captured layer."""
-        status, refreshes, kept = (p.asnumpy() for p in (self.status, self.refreshes, self.kept))
+        state = self.own_state
+        status, refreshes, kept = (p.asnumpy() for p in (state.status, state.refreshes, state.kept))
         return [
             LayerRecord(
                 layer.name, layer.kind, layer.a.cut.dim, layer.g.cut.dim,
                 ((layer.a.cut.count, layer.a.cut.size), (layer.g.cut.count, layer.g.cut.size)),
                 "stopped" if status[i] == STOPPED else "active", int(refreshes[i]), int(kept[i]), layer.bytes,
             )
-            for i, layer in enumerate(self._captured)
+            for i, layer in enumerate(self.captured)
         ]  # fmt: skip
 
     @property
@@ -220,12 +197,27 @@ class THOR(nn.Cell):
     @property
     def history(self) -> list[RefreshRecord]:
         """The refresh decisions of this process, oldest first."""
-        return list(self._history)
+        return list(self.refresher.history)
 
     @property
     def step(self) -> int:
         """Steps done; skipped ones do not count."""
-        return read(self.step_count)
+        return self.own_state.step
+
+    @property
+    def skipped_steps(self) -> Parameter:
+        """Steps that were not finite and moved nothing."""
+        return self.own_state.skipped_steps
+
+    @property
+    def escalations(self) -> Parameter:
+        """Blocks that were not positive definite and got more damping."""
+        return self.own_state.escalations
+
+    @property
+    def scale(self) -> Parameter:
+        """The live loss scale."""
+        return self.own_state.scale
 
     def factors(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """(A, G) of a layer as dense float32, as approximated by its split; the bias is A's last coordinate.
@@ -249,25 +241,27 @@ class THOR(nn.Cell):
 
         In a data-parallel job all ranks must call it, for they bring their parts together.
         """
-        return gathered_state(self, self._captured, self._column_of, self.ranks)
+        return gathered_state(self, self.captured, self._column_of, self.ranks)
 
     def load(self, parameters: dict[str, Parameter]) -> None:
         """Take over what ``ms.load_checkpoint`` read of a :meth:`state`: of inverses those that this rank holds."""
-        load_state(self, self._captured, parameters)
+        load_state(self, self.own_state.plan, self.captured, parameters)
 
     def memory(self) -> dict[str, int]:
         """Bytes of curvature state per layer, and in all under ``"total"``."""
-        sizes = {layer.name: layer.bytes for layer in self._captured}
+        sizes = {layer.name: layer.bytes for layer in self.captured}
         return sizes | {"total": sum(sizes.values())}
 
     def _layer(self, name: str) -> Layer:
-        found = next((layer for layer in self._captured if layer.name == name), None)
+        found = next((layer for layer in self.captured if layer.name == name), None)
         if found is None:
-            raise KeyError(f"no captured layer {name!r}; there are {', '.join(y.name for y in self._captured)}")
+            raise KeyError(f"no captured layer {name!r}; there are {', '.join(y.name for y in self.captured)}")
         return found
 
     def __repr__(self) -> str:
-        return describe_optimizer(self, self.options, self._inverter.method)
+        return describe_optimizer(
+            self.step, type(self.inner).__name__, self.options, self.refresher.inverter.method, self.layers, self.ranks
+        )
 
     def construct(self, *_: Any) -> None:
         """Not for direct use: curvature needs the forward pass as well."""
@@ -276,128 +270,64 @@ class THOR(nn.Cell):
             "loss = step(x, y), also inside Model(step).train(..., dataset_sink_mode=False)"
         )
 
-    # -- what TrainStep asks -------------------------------------------------------------------------------------
+    # -- what a training step asks ---------------------------------------------------------------------------------
 
     @property
-    def active_layers(self) -> list[int]:
-        """Indices of the layers that have not stopped."""
-        return [i for i, s in enumerate(self.status.asnumpy()) if s == ACTIVE]
-
-    @property
-    def gathers_now(self) -> bool:
-        """Whether this step gathers factors."""
-        return self.step >= min(read(self.next_refresh), read(self.next_gather)) and bool(self.active_layers)
-
-    @property
-    def refreshes_now(self) -> bool:
-        """Whether this step is a candidate refresh."""
-        return self.step >= read(self.next_refresh) and bool(self.active_layers)
-
-    def gain(self, indices: list[int]) -> tuple[Tensor, np.float32]:
-        """Weight of a fresh factor in the running average, one a layer (0: stopped), and the average's new weight.
-
-        mean_k = mean_{k-1} + (x_k - mean_{k-1}) / w_k with w_k = decay w_{k-1} + 1: the exponential average with its
-        bias taken out.
-        """
-        weight = np.float32(self.options.factor_decay) * self.average_weight.asnumpy()[0] + np.float32(1)
-        status = self.status.asnumpy()[indices]
-        return Tensor(np.where(status == ACTIVE, np.float32(1) / weight, 0).astype(np.float32)), weight
-
-    def gathered(self, weight: np.float32) -> None:
-        """The estimates have taken in a fresh factor."""
-        write(self.average_weight, weight)
-        write(self.next_gather, self.step + self.options.gather_interval(self.step))
-
-    def refresh(self, indices: list[int], traces: np.ndarray) -> None:
-        """Decide for every active layer, from ``Layer.traces`` of layers ``indices``; invert what updates."""
-        step, damping = self.step, float(self.options.damping(self.step))
-        status, refreshes, kept = (p.asnumpy().copy() for p in (self.status, self.refreshes, self.kept))
-        adopted = by_layer(self._captured, range(len(self._captured)), self.traces.asnumpy().copy())
-        fresh = by_layer(self._captured, indices, traces.astype(np.float32))
-        jobs: dict[int, tuple[Job, ...]] = {}
-        at: dict[int, int] = {}  # where in the history a layer's decision stands
-        active = [i for i in indices if status[i] == ACTIVE]
-        unused = [i for i in active if not self._captured[i].used]  # they keep what they have, at first the identity
-        report_unused([self._captured[i].name for i in unused if not refreshes[i]], self._unused, step)
-        for i in (i for i in active if i not in unused):
-            layer = self._captured[i]
-            now = layer.damped_trace(damping, fresh[i])
-            before = layer.damped_trace(damping, adopted[i]) if refreshes[i] else None
-            decision, change = self.options.refresh.at(step).decide(before, now)
-            at[i] = len(self._history)
-            self._history.append(RefreshRecord(step, layer.name, now, change, decision))
-            if decision is Decision.UPDATE:
-                jobs[i] = tuple(Job(factor, each) for factor, each in layer.dampings(damping, fresh[i]).items())
-            elif decision is Decision.STOP:
-                status[i] = STOPPED
-            else:
-                kept[i] += 1
-        if self.options.refresh.stop and not (set(np.flatnonzero(status == ACTIVE)) - set(unused)):
-            status[unused] = STOPPED  # no other layer needs curvature steps any more
-        self._inverter.refresh([job for made in jobs.values() for job in made])
-        for i, pair in jobs.items():
-            if self._adopt(self._captured[i], pair):
-                refreshes[i] += 1
-                adopted[i][:] = fresh[i]
-            else:
-                kept[i] += 1
-                self._history[at[i]] = replace(self._history[at[i]], decision=Decision.KEEP)
-        flat = [adopted[i].reshape(-1) for i in range(len(self._captured))]
-        for target, value in (
-            (self.status, status), (self.refreshes, refreshes), (self.kept, kept), (self.traces, np.concatenate(flat)),
-            (self.next_refresh, step + int(self.options.interval(step))),
-        ):  # fmt: skip
-            write(target, value)
-
-    def _adopt(self, layer: Layer, pair: tuple[Job, ...]) -> bool:
-        """Take over a layer's new inverses, all of them or none."""
-        escalated = sum(job.escalated for job in pair)
-        if escalated:
-            write(self.escalations, read(self.escalations) + escalated)
-            logger.warning("step %d: %d blocks of layer %s were not positive definite and got more damping",
-                           self.step, escalated, layer.name)  # fmt: skip
-        if any(job.failed for job in pair):
-            logger.warning("step %d: the factors of layer %s cannot be inverted; it keeps its last good inverse",
-                           self.step, layer.name)  # fmt: skip
-            return False
-        for job in pair:
-            job.commit()
-        return True
-
-    def set_learning_rate(self) -> None:
-        """Write this step's learning rate into the inner optimizer, where the host decides it."""
-        if self._rate is not None:
-            value = np.float32(self._rate(self.step))
-            if self.inner.learning_rate.asnumpy() != value:
-                ops.assign(self.inner.learning_rate, Tensor(value))
+    def phase(self) -> str:
+        """The kind of the step at hand: "plain", "curvature", or "refresh" for a candidate refresh."""
+        return "refresh" if self.own_state.refreshes_now else "curvature" if self.own_state.gathers_now else "plain"
 
     @property
     def scaled(self) -> bool:
-        """Whether the loss is, or will be, scaled."""
-        return self._scale_rule is not None or float(self.scale.asnumpy()[0]) != 1.0
+        """True if the loss is, or will be, scaled."""
+        return self.scale_rule is not None or self.own_state.loss_scale != 1.0
+
+    def set_learning_rate(self) -> None:
+        """Write this step's learning rate into the inner optimizer, where the host decides it."""
+        if self.rate is not None:
+            value = np.float32(self.rate(self.step))
+            if self.inner.learning_rate.asnumpy() != value:
+                ops.assign(self.inner.learning_rate, Tensor(value))
+
+    def refresh(self, indices: list[int]) -> int:
+        """One candidate refresh of these layers; answers with the bytes that this rank sent for it.
+
+        All ranks decide by rank 0's traces: sums of the same numbers may differ in the last bit between processors.
+        """
+        state, ranks, step = self.own_state, self.ranks, self.step
+        sent = 0 if ranks is None else ranks.bytes
+        traces = self.refresher.traces(indices)
+        if ranks is not None:
+            traces = ranks.of_first(traces)
+        fresh, table = state.by_layer(indices, traces.astype(np.float32)), state.table()
+        self.refresher.candidate(step, float(self.options.damping(step)), self.options.refresh, fresh, table)
+        state.write_table(table)
+        state.plan_refresh(int(self.options.interval(step)))
+        return 0 if ranks is None else ranks.bytes - sent
 
     def finished(self, finite: bool) -> bool:
-        """Count the step; answers whether too many in a row were not finite."""
+        """Count the step and move the loss scale; answers whether too many steps in a row were not finite."""
+        state, rule = self.own_state, self.scale_rule
         if finite:
-            write(self.step_count, self.step + 1)
-            if read(self.bad_steps):
-                write(self.bad_steps, 0)
-            if self._scale_rule is not None:
-                good = read(self.good_steps) + 1
-                if good >= self._scale_rule.window:
-                    write(self.scale, self._scale_rule.grown(float(self.scale.asnumpy()[0])))
+            state.count_step()
+            if read(state.bad_steps):
+                write(state.bad_steps, 0)
+            if rule is not None:
+                good = read(state.good_steps) + 1
+                if good >= rule.window:
+                    write(state.scale, rule.grown(state.loss_scale))
                     good = 0
-                write(self.good_steps, good)
+                write(state.good_steps, good)
             return False
-        write(self.skipped_steps, read(self.skipped_steps) + 1)
-        if self._scale_rule is not None:
-            write(self.good_steps, 0)
-            old = float(self.scale.asnumpy()[0])
-            fallen = self._scale_rule.fallen(old)
+        write(state.skipped_steps, read(state.skipped_steps) + 1)
+        if rule is not None:
+            write(state.good_steps, 0)
+            old = state.loss_scale
+            fallen = rule.fallen(old)
             if fallen is not None:
-                write(self.scale, fallen)
+                write(state.scale, fallen)
                 logger.info("step %d: overflow at loss scale %g, skipped; the scale falls", self.step, old)
                 return False
-        write(self.bad_steps, in_a_row := read(self.bad_steps) + 1)
+        write(state.bad_steps, in_a_row := read(state.bad_steps) + 1)
         logger.warning("step %d: loss or gradients are not finite, step skipped (%d in a row)", self.step, in_a_row)
         return in_a_row >= self.options.max_bad_steps

@@ -106,18 +106,8 @@ class Run:
             self.net, work.rate, work.damping, 0.9, clip=work.clip, interval=work.interval,
             refresh=thor.TraceRule.thor_nt(), factor_interval=10 if work.batch < 1000 else None, **options_of(name),
         )  # fmt: skip
-        self._time_refreshes(second)
+        self.refresh_seconds = second.refresher.inverter.seconds
         self.step = thor.TrainStep(self.net, work.loss, second)
-
-    def _time_refreshes(self, optimizer: thor.THOR) -> None:
-        refresh = optimizer._inverter.refresh
-
-        def timed(jobs: list[Any]) -> None:
-            start = time.perf_counter()
-            refresh(jobs)
-            self.refresh_seconds.append(time.perf_counter() - start)
-
-        object.__setattr__(optimizer._inverter, "refresh", timed)
 
 
 def options_of(name: str) -> dict[str, Any]:

@@ -34,7 +34,8 @@ from scripts.common.arguments import count, file_to_write
 from scripts.common.atomic_write import write_results
 
 SCRIPT = Path(__file__).resolve()
-MODULES = ("mindspore", "thor", "first_order")
+ROOT = SCRIPT.parents[2]
+MODULES = ("mindspore", "thor.train_step", "first_order")
 NETWORKS = ("lenet", "resnet8", "resnet20", "autoencoder")
 GRAPHS = ("curvature", "apply", "plain")  # as TrainStep calls them
 IMPORT = "import time; begin = time.perf_counter(); import {}; print(time.perf_counter() - begin)"
@@ -87,7 +88,7 @@ MEASUREMENTS = {"thor": measure_thor, "momentum": measure_momentum}
 def in_fresh_process(*command: str) -> Any:
     """The JSON that a Python process in the project's folder prints last."""
     printed = subprocess.run(
-        [sys.executable, *command], check=True, stdout=subprocess.PIPE, text=True, cwd=SCRIPT.parent.parent
+        [sys.executable, *command], check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT
     ).stdout
     return json.loads(printed.splitlines()[-1])
 

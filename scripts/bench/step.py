@@ -139,7 +139,7 @@ class Forced:
 
     def __init__(self, step: thor.TrainStep, gather: int, refresh: int):
         self.step, optimizer = step, step.optimizer
-        self.due = ((optimizer.next_gather, gather), (optimizer.next_refresh, refresh))
+        self.due = ((optimizer.own_state.next_gather, gather), (optimizer.own_state.next_refresh, refresh))
 
     def ask(self) -> None:
         for state, at in self.due:

@@ -144,14 +144,13 @@ def _thor(
     jit = settings.mode == "graph"
     step = thor.TrainStep(network, loss, optimizer, accumulate=settings.accumulation, jit=jit)
 
-    def phase() -> str:
-        return "refresh" if optimizer.refreshes_now else "curvature" if optimizer.gathers_now else "plain"
-
     def inverse_seconds() -> list[float]:
         return [] if optimizer.exchange is None else [round(float(s), 5) for s in optimizer.exchange.seconds]
 
     one = step if settings.accumulation == 1 else OwnLosses(step, settings.accumulation)
-    return Stepper(optimizer, one, lambda: optimizer.history, phase, lambda: step.graphs, inverse_seconds)
+    return Stepper(
+        optimizer, one, lambda: optimizer.history, lambda: optimizer.phase, lambda: step.graphs, inverse_seconds
+    )
 
 
 def decay_groups(network: nn.Cell, settings: TrainSettings, decay: float) -> Any:

@@ -90,8 +90,8 @@ def values(cell) -> dict[str, np.ndarray]:
 def never(optimizer) -> None:
     """Put the next refresh and gathering off for ever."""
     far = Tensor(np.array([10**9], np.int32), ms.int32)
-    optimizer.next_refresh.set_data(far)
-    optimizer.next_gather.set_data(far)
+    optimizer.own_state.next_refresh.set_data(far)
+    optimizer.own_state.next_gather.set_data(far)
 
 
 def gradients(net, loss_fn, x, y) -> dict[str, np.ndarray]:

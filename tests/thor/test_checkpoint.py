@@ -158,12 +158,12 @@ def test_loading_into_a_running_step_brings_back_layers_that_have_left_the_curva
     run(step, 0, 1, batch)
     path = str(tmp_path / "optimizer.ckpt")
     ms.save_checkpoint(optimizer, path)
-    ms.ops.assign(optimizer.status, ms.Tensor([1, 0], ms.int32))
+    ms.ops.assign(optimizer.own_state.status, ms.Tensor([1, 0], ms.int32))
     run(step, 1, 5, batch)
-    assert step._in_graph == [1] and [layer.refreshes for layer in optimizer.layers] == [1, 3]
+    assert step.step_graphs.in_graph == [1] and [layer.refreshes for layer in optimizer.layers] == [1, 3]
     ms.load_param_into_net(optimizer, ms.load_checkpoint(path))
     run(step, 1, 5, batch)
-    assert step._in_graph == [0, 1] and [layer.refreshes for layer in optimizer.layers] == [3, 3]
+    assert step.step_graphs.in_graph == [0, 1] and [layer.refreshes for layer in optimizer.layers] == [3, 3]
 
 
 def test_loading_into_a_running_step_drops_a_half_accumulated_one(tmp_path):

@@ -201,7 +201,7 @@ def test_the_refresh_interval_and_the_gathering_between():
     weights = []
     for _ in range(7):
         step(*batch())
-        weights.append(float(optimizer.average_weight.asnumpy()[0]))
+        weights.append(float(optimizer.own_state.average_weight.asnumpy()[0]))
     assert [r.step for r in optimizer.history if r.layer == "layers.0"] == [0, 4]
     np.testing.assert_allclose(weights, [1, 1, 1.9, 1.9, 2.71, 2.71, 3.439], rtol=1e-5)
 
@@ -226,7 +226,7 @@ def test_an_interval_longer_than_an_int32_is_one_that_does_not_end(endless):
     for _ in range(3):
         step(*batch())
     assert [r.step for r in optimizer.history if r.layer == "layers.0"] == [0]
-    assert optimizer.average_weight.asnumpy()[0] == 1
+    assert optimizer.own_state.average_weight.asnumpy()[0] == 1
 
 
 def test_learning_rate_and_damping_may_be_callables_of_the_step():

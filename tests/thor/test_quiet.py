@@ -12,7 +12,7 @@ TRAINING = """
 import sys
 import mindspore as ms
 import thor
-from tests.networks import Mixed, images, make
+from tests.support.networks import Mixed, images, make
 
 ms.set_context(mode=getattr(ms, sys.argv[1]))
 rules = {"refresh": thor.TraceRule(update=0.5, stop=0.4), "loss_scale": thor.DynamicLossScale(initial=8.0, window=2)}
@@ -25,7 +25,7 @@ FIRST_ORDER = """
 import sys
 import mindspore as ms
 import first_order
-from tests.networks import Mlp, batch, squared_error
+from tests.support.networks import Mlp, batch, squared_error
 from mindspore import Tensor
 
 ms.set_context(mode=getattr(ms, sys.argv[1]))

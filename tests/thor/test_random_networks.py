@@ -73,7 +73,7 @@ def skipped(plan):
 
 def probes(optimizer, name):
     """Q of A and of G per copy, before they turn."""
-    layer = next(y for y in optimizer._captured if y.name == name)
+    layer = next(y for y in optimizer.captured if y.name == name)
     made = []
     for factor in (layer.a, layer.g):
         q = factor.probe.asnumpy().astype(np.float64)
@@ -150,7 +150,7 @@ def test_factors_equal_the_gram_matrices_of_what_each_layer_saw_and_sent_back(pl
     made = wanted.run_twin(plan, x, target)
     optimizer, step = optimize(plan, net, lr=0.0)
     starts = {name: probes(optimizer, name) for name, _ in plan.captured()}
-    optimizer.next_refresh.set_data(ms.Tensor([10**9], ms.int32))
+    optimizer.own_state.next_refresh.set_data(ms.Tensor([10**9], ms.int32))
     with convolutions(plan):
         step(x, target)
     for name, layer in plan.captured():

@@ -169,7 +169,7 @@ def test_any_optimizer_may_move_the_weights(kind):
     for name, value in values(theirs).items():
         np.testing.assert_allclose(values(ours)[name], value, rtol=1e-5, atol=1e-6)
     zero = Tensor(np.zeros(1, np.int32))
-    optimizer.next_refresh.set_data(zero)
+    optimizer.own_state.next_refresh.set_data(zero)
     assert np.isfinite(step(*batch()).asnumpy())
     assert [r.refreshes for r in optimizer.layers] == [1, 1]
 

@@ -7,19 +7,28 @@ knowing. So the network's members are compared before every step, a pointer each
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
-from mindspore import nn
+from mindspore import Parameter, nn
 
 from thor.capture.attach import PORTS, tapped_cells, weight_in
 
 CURE = "make a new THOR for the changed network (thor.detach(net) first)"
 
 
-class Structure:
-    """The members of every Cell of a network, and the layers (:class:`thor.layers.Layer`) that were captured in it."""
+class CapturedLayer(Protocol):
+    """What is compared of a captured layer (:class:`thor.curvature.layer.Layer`)."""
 
-    def __init__(self, net: nn.Cell, layers: Iterable[Any]):
+    name: str
+    kind: str
+    cells: tuple[nn.Cell, ...]
+    weight: Parameter
+
+
+class NetworkIntegrity:
+    """The members of every Cell of a network, and the layers that were captured in it."""
+
+    def __init__(self, net: nn.Cell, layers: Iterable[CapturedLayer]):
         self.net, self.layers = net, tuple(layers)
         self.members = [(name, cell, _members(cell)) for name, cell in net.cells_and_names()]
         self.ports = [

@@ -75,11 +75,20 @@ class Exchange(Protocol):
 
 
 class Inverter:
-    """Refreshes cached inverses. ``method`` is one of ``thor.device.INVERSES``."""
+    """Refreshes cached inverses.
+
+    Args:
+        method: one of ``thor.device.INVERSES``.
+        exchange: how the ranks of a job share the work; None where each process does all of it.
+
+    Attributes:
+        seconds: that each call of :meth:`refresh` took.
+    """
 
     def __init__(self, method: str, exchange: Exchange | None = None):
         self.method, self.exchange = method, exchange
         self.algebra = algebra_of(method)
+        self.seconds: list[float] = []
 
     def refresh(self, jobs: list[Job]) -> None:
         """Invert every job's factor; nothing changes until the jobs are committed."""
@@ -98,6 +107,7 @@ class Inverter:
             self._store_bucket([job for job in bucket if not job.failed])
         if self.exchange is not None:
             self.exchange.settle(jobs)
+        self.seconds.append(time.perf_counter() - start)
 
     def _invert_bucket(self, jobs: list[Job]) -> None:
         found = self.algebra.blocks([job.factor for job in jobs], [job.beside for job in jobs])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -112,16 +111,6 @@ class Layer:
         """What a checkpoint of this layer's state must agree with."""
         order = f":{self.positions}" if self.positions > 1 else ""
         return f"{self.name}:{self.kind}:{self.copies}:{self.a.cut}:{self.g.cut}{order}"
-
-
-def by_layer(layers: Sequence[Layer], indices: Iterable[int], flat: np.ndarray) -> dict[int, np.ndarray]:
-    """Traces [2, c] (of A, of G) of the layers ``indices``, of such a flat array."""
-    found, first = {}, 0
-    for i in indices:
-        size = 2 * layers[i].copies
-        found[i] = flat[first : first + size].reshape(2, -1)
-        first += size
-    return found
 
 
 def cuts_of(target: Target, plan: BlockPlan) -> tuple[Cut, Cut]:

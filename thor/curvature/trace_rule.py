@@ -21,6 +21,9 @@ from enum import Enum
 
 from first_order.checks import check_int, number
 
+#: Status of a layer: it takes part in candidate refreshes, or has stopped for the rest of training.
+ACTIVE, STOPPED = 0, 1
+
 
 class Decision(Enum):
     """What a candidate refresh decides for one layer."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import mindspore as ms
@@ -39,6 +39,21 @@ def write(state: Parameter, value: Any) -> None:
         value = min(value, LARGEST)
     numbers = np.float32 if state.dtype == ms.float32 else np.int32  # ms.dtype_to_nptype prints a warning at each call
     state.set_data(Tensor(np.full(state.shape, value, numbers)))
+
+
+def check_before_loading(target: Parameter, check: Callable[[Tensor], None]) -> None:
+    """Let ``check`` see every value before it is loaded into a Parameter, and refuse it by raising.
+
+    MindSpore has no hook for this: ``load_param_into_net`` and users call the Parameter's ``set_data``, which is
+    therefore replaced on this one object.
+    """
+    load = target.set_data
+
+    def checked(data: Tensor, *options: Any) -> Parameter:
+        check(data)
+        return load(data, *options)
+
+    object.__setattr__(target, "set_data", checked)
 
 
 def addresses(parameters: Iterable[Parameter]) -> list[int]:

@@ -22,13 +22,26 @@ def sum_of(parameter: Parameter) -> Parameter:
     return Parameter(zeros, name=f"thor.sum.{parameter.name}", requires_grad=False)
 
 
-def accumulators(
-    weights: Iterable[Parameter], layers: Iterable[Layer]
-) -> tuple[ParameterTuple, ParameterTuple, Parameter]:
-    """Sums of the weights' gradients, of all layers' statistics, and of the loss."""
-    statistics = [port for layer in layers for port in layer.port_parameters]
-    loss = Parameter(Tensor(np.zeros((), np.float32)), name="thor.sum.loss", requires_grad=False)
-    return ParameterTuple(map(sum_of, weights)), ParameterTuple(map(sum_of, statistics)), loss
+class Accumulators:
+    """Sums over the micro-batches of one step.
+
+    Attributes:
+        accumulate: how many micro-batches make a step.
+        gradients: of the weights' gradients.
+        statistics: of all layers' statistics.
+        loss: of the loss.
+    """
+
+    def __init__(self, accumulate: int, weights: Iterable[Parameter], layers: Iterable[Layer]):
+        self.accumulate = accumulate
+        self.gradients = ParameterTuple(map(sum_of, weights))
+        self.statistics = ParameterTuple(sum_of(port) for layer in layers for port in layer.port_parameters)
+        self.loss = Parameter(Tensor(np.zeros((), np.float32)), name="thor.sum.loss", requires_grad=False)
+
+    @property
+    def all(self) -> list[Parameter]:
+        """Every sum."""
+        return [*self.gradients, *self.statistics, self.loss]
 
 
 class Adder(nn.Cell):

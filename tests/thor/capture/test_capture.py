@@ -80,11 +80,11 @@ def test_layers_of_one_form_share_their_taps_and_keep_their_own_factors():
     """MindSpore compiles each tap object anew: in a deep network of equal layers that took a third longer."""
     net = Chain(nn.Dense(4, 4), nn.Dense(4, 4), nn.Dense(4, 3))
     optimizer, _ = make(net)
-    taps = [(layer.ports[0].tap, layer.ports[1].tap) for layer in optimizer._captured]
+    taps = [(layer.ports[0].tap, layer.ports[1].tap) for layer in optimizer.captured]
     assert taps[0][0] is taps[1][0] is taps[2][0]  # all read four inputs and a bias
     assert taps[0][1] is taps[1][1] is not taps[2][1]
     assert taps[0][0] is not taps[0][1]
-    blocks = {id(port.blocks) for layer in optimizer._captured for port in layer.ports}
+    blocks = {id(port.blocks) for layer in optimizer.captured for port in layer.ports}
     assert len(blocks) == 6
 
 

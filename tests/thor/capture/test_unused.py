@@ -67,7 +67,7 @@ def test_it_stops_with_the_last_of_the_others_so_that_curvature_steps_end():
     for _ in range(3):
         step(x, y)
     assert {layer.status for layer in optimizer.layers} == {"stopped"}
-    assert not optimizer.gathers_now
+    assert not optimizer.own_state.gathers_now
 
 
 def test_a_layer_that_is_called_no_more_keeps_its_last_inverse():

@@ -7,7 +7,7 @@ from mindspore import Tensor, nn
 import thor
 from tests.support.networks import Mixed, Mlp, batch, gradients, images, make, matrix, squared_error, values
 from thor import Decision, TraceRule
-from thor.optimizer import RECOMPILE_SHARE
+from thor.step.graphs import RECOMPILE_SHARE
 
 STOP_NEXT = TraceRule(update=1e6, stop=1e6)  # the second candidate stops whatever moves less than a millionfold
 
@@ -24,7 +24,7 @@ class Script(TraceRule):
 
     def _answers(self, optimizer, at):
         for stopping in at:
-            for index in optimizer.active_layers:
+            for index in optimizer.own_state.active_layers:
                 yield (Decision.STOP if index in stopping else Decision.UPDATE), None
 
     def decide(self, adopted, fresh):
@@ -61,22 +61,22 @@ def test_update_then_keep_leaves_the_inverse_and_stop_leaves_everything():
 def test_an_update_replaces_factor_trace_and_inverse():
     optimizer, step = make(Mlp(), lr=0.0)
     step(*batch(seed=1))
-    inverse, traces = optimizer.inverses("layers.0")[0], optimizer.traces.asnumpy().copy()
+    inverse, traces = optimizer.inverses("layers.0")[0], optimizer.own_state.traces.asnumpy().copy()
     step(*batch(seed=2))
     assert (optimizer.inverses("layers.0")[0] != inverse).any()
-    assert (optimizer.traces.asnumpy() != traces).all()
+    assert (optimizer.own_state.traces.asnumpy() != traces).all()
 
 
 def test_keep_holds_the_inverse_while_the_estimate_goes_on():
     optimizer, step = make(Mlp(), lr=0.0, refresh=TraceRule(update=1e6, stop=0.0))
     step(*batch(seed=1))
     (a, _), (a_inverse, _) = optimizer.factors("layers.0"), optimizer.inverses("layers.0")
-    traces = optimizer.traces.asnumpy().copy()
+    traces = optimizer.own_state.traces.asnumpy().copy()
     step(*batch(seed=2))
     assert decisions(optimizer, "layers.0") == [Decision.UPDATE, Decision.KEEP]
     assert (optimizer.factors("layers.0")[0] != a).any()
     np.testing.assert_array_equal(optimizer.inverses("layers.0")[0], a_inverse)
-    np.testing.assert_array_equal(optimizer.traces.asnumpy(), traces)  # of the adopted factor
+    np.testing.assert_array_equal(optimizer.own_state.traces.asnumpy(), traces)  # of the adopted factor
 
 
 def test_the_history_and_the_presets_agree_with_the_rule_as_a_pure_function():
@@ -105,10 +105,10 @@ def test_when_every_layer_has_stopped_only_plain_steps_are_left(jit):
     optimizer, step = make(Mlp(), refresh=STOP_NEXT, jit=jit)
     x, y = batch()
     step(x, y)
-    assert optimizer.gathers_now
+    assert optimizer.own_state.gathers_now
     step(x, y)
     assert [r.status for r in optimizer.layers] == ["stopped"] * 2
-    assert not optimizer.gathers_now and not optimizer.refreshes_now
+    assert not optimizer.own_state.gathers_now and not optimizer.own_state.refreshes_now
     before, history = state(optimizer, "layers.0") | state(optimizer, "layers.1"), len(optimizer.history)
     weights = values(step.network)
     step(x, y)
@@ -129,7 +129,7 @@ def test_a_stopped_layer_leaves_the_curvature_step_and_the_others_go_on():
     for seed in (3, 4):
         step(*images(seed=seed))
         assert step.compilations == 2  # its cost is most of the network's
-        assert dense not in step._in_graph
+        assert dense not in step.step_graphs.in_graph
         assert all((value == frozen[name]).all() for name, value in state(optimizer, "dense").items())
     assert [r.refreshes for r in optimizer.layers] == [4, 4, 1]
     assert [r.step for r in optimizer.history if r.layer == "dense"] == [0, 1]
@@ -142,7 +142,7 @@ def test_a_small_layer_that_stops_is_not_worth_a_recompilation_but_stays_as_it_i
     step(*images(seed=2))
     frozen = state(optimizer, "conv")
     step(*images(seed=3))
-    assert step.compilations == 1 and conv in step._in_graph
+    assert step.compilations == 1 and conv in step.step_graphs.in_graph
     assert all((value == frozen[name]).all() for name, value in state(optimizer, "conv").items())
     assert [r.refreshes for r in optimizer.layers] == [1, 3, 3]
 

@@ -100,7 +100,10 @@ def main(folder):
         found |= {f"{name}/weights/{key}": value for key, value in weights.items()}
         found |= {f"{name}/losses": losses, f"{name}/decisions": decisions(optimizer)}
         found |= {f"{name}/sent": [sent["plain"], sent["curvature"], sent["refresh"]]}
-        found |= {f"{name}/bytes": optimizer.memory()["total"], f"{name}/refreshes": optimizer.refreshes.asnumpy()}
+        found |= {
+            f"{name}/bytes": optimizer.memory()["total"],
+            f"{name}/refreshes": optimizer.own_state.refreshes.asnumpy(),
+        }
         state = optimizer.state()
         if rank == 0:
             ms.save_checkpoint(state, str(folder / f"{name}.ckpt"))

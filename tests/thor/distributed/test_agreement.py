@@ -10,8 +10,9 @@ import first_order
 import thor
 from tests.support.networks import Mlp, batch, make
 from thor.curvature.trace_rule import Decision
-from thor.distributed.agreement import refresh_alike, same_everywhere, settings_to_share
+from thor.distributed.agreement import same_everywhere
 from thor.distributed.ranks import Ranks
+from thor.shared_settings import shared_settings
 
 
 class Told(Ranks):
@@ -28,7 +29,7 @@ class Told(Ranks):
 def settings_of(net=None, **options):
     optimizer, _ = make(net or Mlp(), **options)
     optimizer.ranks = SimpleNamespace(sharing=thor.Sharing())
-    return settings_to_share(optimizer, 1)
+    return shared_settings(optimizer, 1)
 
 
 def different(mine, theirs):
@@ -72,9 +73,9 @@ def test_what_decides_messages_or_weights_is_among_them(options, names):
 def test_how_work_is_shared_and_batches_are_cut_is_among_them():
     optimizer, _ = make(Mlp())
     optimizer.ranks = SimpleNamespace(sharing=thor.Sharing())
-    mine = settings_to_share(optimizer, 1)
+    mine = shared_settings(optimizer, 1)
     optimizer.ranks = SimpleNamespace(sharing=thor.Sharing(per="layer"))
-    theirs = settings_to_share(optimizer, 2)
+    theirs = shared_settings(optimizer, 2)
     assert different(mine, theirs) == {"sharing", "accumulate"}
 
 
@@ -96,11 +97,11 @@ def test_a_rank_at_another_step_is_refused():
     """One that resumed from an older checkpoint: with constant schedules nothing else tells them apart."""
     optimizer, step = make(Mlp())
     optimizer.ranks = SimpleNamespace(sharing=thor.Sharing())
-    before = settings_to_share(optimizer, 1)
+    before = shared_settings(optimizer, 1)
     optimizer.ranks = None
     step(*batch())
     optimizer.ranks = SimpleNamespace(sharing=thor.Sharing())
-    after = settings_to_share(optimizer, 1)
+    after = shared_settings(optimizer, 1)
     assert different(before, after) == {"step", "next_refresh", "next_gather"}
 
 
@@ -126,8 +127,8 @@ def test_all_ranks_decide_by_the_first_ones_traces():
     net = Mlp()
     optimizer, step = make(net, refresh=thor.TraceRule(update=0.1, stop=0.0))
     step(*batch())
-    adopted = optimizer.traces.asnumpy()
+    adopted = optimizer.own_state.traces.asnumpy()
     optimizer.ranks = Told(1, [2 * adopted])
-    assert refresh_alike(optimizer, [0, 1]) == 0, "the answers were told, nothing was sent"
+    assert optimizer.refresh([0, 1]) == 0, "the answers were told, nothing was sent"
     assert [record.decision for record in optimizer.history[-2:]] == [Decision.UPDATE] * 2
     np.testing.assert_array_equal(optimizer.ranks.sent[0], np.zeros(4))

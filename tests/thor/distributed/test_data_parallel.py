@@ -92,7 +92,7 @@ def test_accumulated_micro_batches_are_averaged_over_the_ranks_once_a_step(two, 
 def test_one_rank_a_layer_holds_less(two, four, alone):
     """With "one", all ranks together hold each inverse once; what every rank has are the estimates."""
     whole = alone("one, pynative")[0]
-    layers = whole._captured
+    layers = whole.captured
     cache = sum(p.nbytes for y in layers for f in (y.a, y.g) for p in f.cache)
     everywhere = whole.memory()["total"] - cache
     for _, ranks in (two, four):

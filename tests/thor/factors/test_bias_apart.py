@@ -151,10 +151,10 @@ def test_training_with_all_inputs_in_one_block_equals_whole_factors(name, mode, 
         optimizer, step = make(net, jit=True, block_size=BlockPlan(layers=layers), **settings)
         for seed in range(3):
             step(*make_batch(seed=seed))
-        found.append((optimizer, values(net), optimizer.traces.asnumpy(), optimizer.factors(layer)[0]))
+        found.append((optimizer, values(net), optimizer.own_state.traces.asnumpy(), optimizer.factors(layer)[0]))
     (apart, weights, traces, factor), (whole, other_weights, other_traces, other_factor) = found
-    assert apart._captured[0].a.cut.bias_apart and not whole._captured[0].a.cut.bias_apart
-    assert apart._captured[0].a.cut.whole_inverse == (inverses == "whole")
+    assert apart.captured[0].a.cut.bias_apart and not whole.captured[0].a.cut.bias_apart
+    assert apart.captured[0].a.cut.whole_inverse == (inverses == "whole")
     np.testing.assert_allclose(traces, other_traces, rtol=1e-3)
     np.testing.assert_allclose(factor, other_factor, rtol=1e-3, atol=1e-3)
     for key, value in weights.items():
@@ -170,7 +170,7 @@ def test_an_identity_leaves_the_gradient_as_it_is(inverses):
     plain_step = nn.TrainOneStepCell(nn.WithLossCell(plain, nn.MSELoss()), momentum)
     x, y = batch()
     step(x, y)
-    assert optimizer._captured[0].a.cut.bias_apart
+    assert optimizer.captured[0].a.cut.bias_apart
     # squared_error sums over three outputs where MSELoss takes their mean
     momentum.learning_rate.set_data(Tensor(np.float32(0.15)))
     plain_step(x, y)

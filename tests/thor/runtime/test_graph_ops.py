@@ -15,7 +15,7 @@ from thor.runtime.graph_ops import constant, constants, entries_of, swapped
 TRAINING = """
 import sys
 import mindspore as ms
-from tests.networks import Mixed, Mlp, batch, images, make
+from tests.support.networks import Mixed, Mlp, batch, images, make
 
 ms.set_context(mode=ms.GRAPH_MODE, save_graphs=1, save_graphs_path=sys.argv[1])
 for net, data in ((Mlp(), batch()), (Mixed(), images())):

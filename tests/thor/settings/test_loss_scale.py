@@ -74,7 +74,7 @@ def test_at_its_minimum_an_overflow_counts_as_a_bad_step():
     x, y = batch()
     step(x * np.nan, y)
     step(x * np.nan, y)
-    assert (scale_of(optimizer), int(optimizer.bad_steps.asnumpy()[0])) == (1.0, 1)
+    assert (scale_of(optimizer), int(optimizer.own_state.bad_steps.asnumpy()[0])) == (1.0, 1)
     with pytest.raises(FloatingPointError, match="input 0 of the step is not finite"):
         step(x * np.nan, y)
 
@@ -119,7 +119,7 @@ def test_half_precision_trains_with_float32_curvature(how, mode, tmp_path, monke
     losses = [float(step(*batch()).asnumpy()) for _ in range(4)]
     assert np.isfinite(losses).all() and losses[-1] < losses[0]
     assert optimizer.step == 4
-    assert {p.dtype for p in optimizer.curvature} == {ms.float32}
+    assert {p.dtype for p in optimizer.own_state.curvature} == {ms.float32}
 
 
 def test_half_precision_factors_agree_with_float32_to_half_precision():

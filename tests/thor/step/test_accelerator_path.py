@@ -26,9 +26,10 @@ TRAINING = """
 import json, sys
 import mindspore as ms
 import thor
-from thor import blocks, device
-from tests.networks import Mixed, Mlp, batch, images, make
-from tests.thor import test_pair_capture as pairs
+from thor import device
+from thor.factors import blocks
+from tests.support.networks import Mixed, Mlp, batch, images, make
+from tests.thor.capture import test_pair_capture as pairs
 
 method, folder = sys.argv[1:]
 ms.set_context(mode=ms.GRAPH_MODE, save_graphs=1, save_graphs_path=folder)

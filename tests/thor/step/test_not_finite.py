@@ -30,7 +30,7 @@ def test_a_non_finite_step_is_skipped_whole_counted_and_reported(caplog):
     assert (optimizer.step, int(optimizer.skipped_steps.asnumpy()[0])) == (1, 1)
     assert "step 1: loss or gradients are not finite, step skipped (1 in a row)" in caplog.text
     step(x, y)
-    assert (optimizer.step, int(optimizer.bad_steps.asnumpy()[0])) == (2, 0)
+    assert (optimizer.step, int(optimizer.own_state.bad_steps.asnumpy()[0])) == (2, 0)
 
 
 class Spiky(nn.Cell):
@@ -155,7 +155,7 @@ def test_a_factor_that_is_not_positive_definite_gets_more_damping_and_is_reporte
     net = Mlp()
     optimizer, step = make(net, factor_decay=0.999, split="block")
     step(*batch())
-    spoilt = optimizer._captured[0].a.blocks
+    spoilt = optimizer.captured[0].a.blocks
     spoilt.set_data(Tensor(spoilt.asnumpy() - 3 * np.eye(6, dtype=np.float32)))
     with caplog.at_level("WARNING", logger="thor"):
         step(*batch())
@@ -170,7 +170,7 @@ def test_a_factor_that_cannot_be_inverted_keeps_the_layers_last_good_inverse(cap
     optimizer, step = make(net, factor_decay=0.999, split="block")
     step(*batch())
     good = optimizer.inverses("layers.0")
-    spoilt = optimizer._captured[0].a.blocks
+    spoilt = optimizer.captured[0].a.blocks
     spoilt.set_data(Tensor(spoilt.asnumpy() - 1e12 * np.eye(6, dtype=np.float32)))
     with caplog.at_level("WARNING", logger="thor"):
         step(*batch())

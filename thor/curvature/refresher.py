@@ -1,0 +1,111 @@
+"""One candidate refresh, from fresh traces to adopted inverses.
+
+    fresh traces -> trace rule: UPDATE, KEEP or STOP for each layer -> invert the factors that update -> adopt
+
+A layer adopts the inverses of both its factors or keeps both old ones.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from thor.curvature.inverter import Inverter, Job
+from thor.curvature.layer import Layer
+from thor.curvature.trace_rule import ACTIVE, STOPPED, Decision, RefreshRecord, TraceRule
+
+logger = logging.getLogger("thor")
+
+
+@dataclass
+class LayerTable:
+    """Host copies of the state that a candidate refresh reads and changes.
+
+    Attributes:
+        status: [layers], ACTIVE or STOPPED.
+        refreshes: [layers], refreshes that the layer has adopted.
+        kept: [layers], candidates at which the layer kept its inverse.
+        traces: of each layer, the traces [2, copies] of A and of G that it last adopted.
+        escalations: blocks that were not positive definite and got more damping, in all.
+    """
+
+    status: np.ndarray
+    refreshes: np.ndarray
+    kept: np.ndarray
+    traces: dict[int, np.ndarray]
+    escalations: int
+
+
+class Refresher:
+    """Decides which layers refresh, and refreshes them."""
+
+    def __init__(self, layers: Sequence[Layer], inverter: Inverter):
+        self.layers, self.inverter = layers, inverter
+        self.history: list[RefreshRecord] = []
+        self._reported: set[str] = set()  # layers of which a warning has said that they are never called
+
+    def traces(self, indices: Sequence[int]) -> np.ndarray:
+        """The traces of these layers' estimates, one after another: those of A's copies, then of G's."""
+        return np.concatenate([self.layers[i].traces() for i in indices])
+
+    def candidate(
+        self, step: int, damping: float, rule: TraceRule, fresh: dict[int, np.ndarray], table: LayerTable
+    ) -> None:
+        """One candidate refresh of the layers in ``fresh``, which holds their traces [2, copies]; updates ``table``."""
+        active = [i for i in fresh if table.status[i] == ACTIVE]
+        unused = [i for i in active if not self.layers[i].used]  # their factors are unknown; they keep their inverses
+        self._report_unused([i for i in unused if not table.refreshes[i]], step)
+        records = {i: self._decide(step, damping, rule, i, fresh[i], table) for i in active if i not in unused}
+        stopped = [i for i, record in records.items() if record.decision is Decision.STOP]
+        table.status[stopped] = STOPPED
+        if rule.stop and not (set(np.flatnonzero(table.status == ACTIVE)) - set(unused)):
+            table.status[unused] = STOPPED  # no other layer needs curvature steps any more
+        jobs = {i: self._jobs(i, damping, fresh[i]) for i, r in records.items() if r.decision is Decision.UPDATE}
+        self.inverter.refresh([job for of_layer in jobs.values() for job in of_layer])
+        for i, of_layer in jobs.items():
+            if self._adopt(step, i, of_layer, table):
+                table.refreshes[i] += 1
+                table.traces[i][:] = fresh[i]
+            else:
+                records[i] = replace(records[i], decision=Decision.KEEP)
+        table.kept[[i for i, record in records.items() if record.decision is Decision.KEEP]] += 1
+        self.history += records.values()
+
+    def _decide(
+        self, step: int, damping: float, rule: TraceRule, index: int, fresh: np.ndarray, table: LayerTable
+    ) -> RefreshRecord:
+        """What the rule says of one layer, by the traces of its damped Fisher block: adopted and fresh."""
+        layer = self.layers[index]
+        now = layer.damped_trace(damping, fresh)
+        before = layer.damped_trace(damping, table.traces[index]) if table.refreshes[index] else None
+        decision, change = rule.at(step).decide(before, now)
+        return RefreshRecord(step, layer.name, now, change, decision)
+
+    def _jobs(self, index: int, damping: float, fresh: np.ndarray) -> tuple[Job, ...]:
+        """The inversions of one layer: one for each factor that is inverted."""
+        return tuple(Job(factor, each) for factor, each in self.layers[index].dampings(damping, fresh).items())
+
+    def _adopt(self, step: int, index: int, jobs: tuple[Job, ...], table: LayerTable) -> bool:
+        """Commit a layer's new inverses, all of them or none; False if one could not be inverted."""
+        name, escalated = self.layers[index].name, sum(job.escalated for job in jobs)
+        if escalated:
+            table.escalations += escalated
+            logger.warning("step %d: %d blocks of layer %s were not positive definite and got more damping",
+                           step, escalated, name)  # fmt: skip
+        if any(job.failed for job in jobs):
+            logger.warning("step %d: the factors of layer %s cannot be inverted; it keeps its last good inverse",
+                           step, name)  # fmt: skip
+            return False
+        for job in jobs:
+            job.commit()
+        return True
+
+    def _report_unused(self, indices: Sequence[int], step: int) -> None:
+        """Warn once of each layer that the network has never called."""
+        for name in [self.layers[i].name for i in indices if self.layers[i].name not in self._reported]:
+            self._reported.add(name)
+            logger.warning("step %d: the network has not called layer %s so far (its weights may be used elsewhere); "
+                           "it takes the plain gradient", step, name)  # fmt: skip

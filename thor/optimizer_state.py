@@ -1,0 +1,139 @@
+"""The named Parameters of a THOR optimizer: curvature, clocks, counters, loss scale.
+
+Parameters' names start with "thor."; a checkpoint of the optimizer holds all of them, and with the inner optimizer's
+it is everything that training depends on besides the weights. There are two clocks: factors are gathered at
+``next_gather``, candidates for a refresh come at ``next_refresh``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from mindspore import Parameter, ParameterTuple, Tensor, nn
+
+from thor.curvature.layer import Layer
+from thor.curvature.refresher import LayerTable
+from thor.curvature.trace_rule import ACTIVE
+from thor.runtime.parameters import float_parameter, int_parameter, read, write
+
+
+class OptimizerState(nn.Cell):
+    """Everything besides the weights and the inner optimizer's moments that training depends on.
+
+    ==============  ===========  ==============================================================  =======================
+    Parameter       shape, unit  meaning                                                         written by
+    ==============  ===========  ==============================================================  =======================
+    plan            [bytes]      block plan and layers as text; refuses another one's checkpoint  made once
+    curvature       by layer     estimates and cached inverses (curvature/factor.py)              Estimate; Job.commit
+    step_count      [1] steps    steps done; skipped ones do not count                            count_step
+    next_refresh    [1] step     of the next candidate refresh                                    plan_refresh
+    next_gather     [1] step     of the next gathering of factors                                 count_gathering
+    average_weight  [1]          sum of the weights in the running averages: bias correction      count_gathering
+    status          [layers]     ACTIVE or STOPPED                                                write_table
+    refreshes       [layers]     refreshes adopted                                                write_table
+    kept            [layers]     candidates at which the inverse was kept                         write_table
+    traces          [2 copies]   of the adopted factors A and G, layer after layer                write_table
+    scale           [1]          the live loss scale                                              THOR.finished
+    good_steps      [1] steps    finite in a row since the loss scale last moved                  THOR.finished
+    bad_steps       [1] steps    not finite in a row, all skipped                                 THOR.finished
+    skipped_steps   [1] steps    skipped in all                                                   THOR.finished
+    escalations     [1] blocks   that got more damping, for they were not positive definite       write_table
+    ==============  ===========  ==============================================================  =======================
+
+    The plan stands first: it is loaded first, and a foreign checkpoint is refused before anything has changed.
+    """
+
+    def __init__(self, layers: Sequence[Layer], plan: Parameter, loss_scale: float):
+        super().__init__(auto_prefix=False)
+        self.copies = tuple(layer.copies for layer in layers)
+        self.plan = plan
+        self.curvature = ParameterTuple([p for y in layers for f in (y.a, y.g) for p in f.parameters])
+        self.step_count = int_parameter("step", 0)
+        self.next_refresh = int_parameter("next_refresh", 0)
+        self.next_gather = int_parameter("next_gather", 0)
+        self.average_weight = float_parameter("average_weight", 0.0)
+        self.status = int_parameter("status", np.full(len(layers), ACTIVE))
+        self.refreshes = int_parameter("refreshes", np.zeros(len(layers)))
+        self.kept = int_parameter("kept", np.zeros(len(layers)))
+        self.traces = float_parameter("traces", np.zeros(2 * sum(self.copies)))
+        self.scale = float_parameter("loss_scale", loss_scale)
+        self.good_steps = int_parameter("good_steps", 0)
+        self.bad_steps = int_parameter("bad_steps", 0)
+        self.skipped_steps = int_parameter("skipped_steps", 0)
+        self.escalations = int_parameter("escalations", 0)
+
+    @property
+    def step(self) -> int:
+        """Steps done; skipped ones do not count."""
+        return read(self.step_count)
+
+    @property
+    def loss_scale(self) -> float:
+        """The live loss scale."""
+        return float(self.scale.asnumpy()[0])
+
+    @property
+    def active_layers(self) -> list[int]:
+        """Indices of the layers that have not stopped."""
+        return [i for i, status in enumerate(self.status.asnumpy()) if status == ACTIVE]
+
+    @property
+    def gathers_now(self) -> bool:
+        """True if the step at hand gathers factors."""
+        return self.step >= min(read(self.next_refresh), read(self.next_gather)) and bool(self.active_layers)
+
+    @property
+    def refreshes_now(self) -> bool:
+        """True if the step at hand is a candidate refresh."""
+        return self.step >= read(self.next_refresh) and bool(self.active_layers)
+
+    def gain(self, indices: Sequence[int], decay: float) -> tuple[Tensor, np.float32]:
+        """Weight of fresh statistics in the running average, one a layer (0: stopped), and the average's new weight.
+
+        mean_k = mean_{k-1} + (x_k - mean_{k-1}) / w_k with w_k = decay w_{k-1} + 1: the exponential average with its
+        bias taken out.
+        """
+        weight = np.float32(decay) * self.average_weight.asnumpy()[0] + np.float32(1)
+        status = self.status.asnumpy()[list(indices)]
+        return Tensor(np.where(status == ACTIVE, np.float32(1) / weight, 0).astype(np.float32)), weight
+
+    def count_gathering(self, weight: np.float32, interval: int) -> None:
+        """The running averages have taken in fresh statistics; the next gathering is ``interval`` steps away."""
+        write(self.average_weight, weight)
+        write(self.next_gather, self.step + interval)
+
+    def plan_refresh(self, interval: int) -> None:
+        """The next candidate refresh is ``interval`` steps away."""
+        write(self.next_refresh, self.step + interval)
+
+    def count_step(self) -> None:
+        """A finite step is done."""
+        write(self.step_count, self.step + 1)
+
+    def by_layer(self, indices: Sequence[int], flat: np.ndarray) -> dict[int, np.ndarray]:
+        """Traces [2, copies] of these layers, cut out of an array that holds one layer's after another's."""
+        found, first = {}, 0
+        for i in indices:
+            last = first + 2 * self.copies[i]
+            found[i] = flat[first:last].reshape(2, -1)
+            first = last
+        return found
+
+    def table(self) -> LayerTable:
+        """Host copies of what a candidate refresh reads and changes."""
+        status, refreshes, kept, traces = (
+            p.asnumpy().copy() for p in (self.status, self.refreshes, self.kept, self.traces)
+        )
+        adopted = self.by_layer(range(len(self.copies)), traces)
+        return LayerTable(status, refreshes, kept, adopted, read(self.escalations))
+
+    def write_table(self, table: LayerTable) -> None:
+        """Store a table that a candidate refresh has changed."""
+        for target, value in (
+            (self.status, table.status), (self.refreshes, table.refreshes), (self.kept, table.kept),
+            (self.traces, np.concatenate([table.traces[i].reshape(-1) for i in range(len(self.copies))])),
+        ):  # fmt: skip
+            write(target, value)
+        if table.escalations != read(self.escalations):
+            write(self.escalations, table.escalations)

@@ -1,0 +1,56 @@
+"""The settings of an optimizer that must be equal on every rank of a data-parallel job.
+
+Ranks with other settings would send messages that do not fit each other, or move their weights differently.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mindspore import Tensor
+
+from thor.optimizer import THOR
+
+_OF_OPTIONS = ("refresh", "factor_decay", "factor_share", "clip", "clip_each", "weight_decay", "weight_decay_mode",
+               "max_bad_steps")  # fmt: skip
+_OF_INNER = ("momentum", "alpha", "beta", "beta1", "beta2", "eps", "epsilon", "weight_decay", "use_nesterov",
+             "nesterov", "norm_coefficient")  # fmt: skip
+
+
+def shared_settings(optimizer: THOR, accumulate: int) -> dict[str, Any]:
+    """Every such setting by its name; a schedule by its value at the present step."""
+    options, step, state, inner = optimizer.options, optimizer.step, optimizer.own_state, optimizer.inner
+    groups = getattr(inner, "param_groups", ())  # Adafactor keeps its groups here, unknown to nn.Optimizer
+    rate = inner.get_lr() if optimizer.rate is None else optimizer.rate(step)
+    return (
+        {name: getattr(options, name) for name in _OF_OPTIONS}
+        | {
+            "step": step,
+            "next_refresh": int(state.next_refresh.asnumpy()[0]),
+            "next_gather": int(state.next_gather.asnumpy()[0]),
+            "stopped layers": state.status.asnumpy().tolist(),
+            "block plan": state.plan.asnumpy().tobytes(),
+            "sharing": None if optimizer.ranks is None else optimizer.ranks.sharing,
+            "accumulate": accumulate,
+            "interval": int(options.interval(step)),
+            "factor_interval": options.gather_interval(step),
+            "damping": float(options.damping(step)),
+            "loss_scale": state.scale.asnumpy().tolist(),
+            "loss_scale's rule": optimizer.scale_rule,
+            "inverse": optimizer.refresher.inverter.method,
+            "inner": type(inner).__name__,
+            "learning_rate": _numbers(rate),
+        }
+        | {f"{name} of inner": _numbers(getattr(inner, name, None)) for name in _OF_INNER}
+        | {"groups of inner": [{k: _numbers(v) for k, v in each.items() if k != "params"} for each in groups]}
+        | {"decays": list(optimizer.decays)}
+    )
+
+
+def _numbers(value: Any) -> Any:
+    """The numbers of a Tensor or of tuples of them; of anything else than a number or text its type."""
+    if isinstance(value, (tuple, list)):
+        return [_numbers(each) for each in value]
+    if isinstance(value, Tensor):
+        return value.asnumpy().tolist()
+    return value if value is None or isinstance(value, int | float | str) else type(value).__name__

@@ -1,0 +1,299 @@
+"""The compiled functions of a training step, each built when it is first called.
+
+    plain               backward + precondition + update, one function
+    curvature           backward with factors; average: into the running averages; apply: precondition + update
+    add                 backward of a micro-batch, added up; finish: means of the sums + precondition + update
+    add_curvature       the same with factors; finish_curvature: means of the sums, then average and apply as above
+    clear               zero the sums
+
+No graph holds a decision of the trace rule: the host calls one function or another. Every function takes its tensors
+one by one, never as a tuple.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import mindspore as ms
+from mindspore import Parameter, Tensor, nn, ops
+
+from thor.curvature.layer import Layer
+from thor.distributed.ranks import Ranks
+from thor.distributed.reduce import Means, alone
+from thor.runtime import device
+from thor.step.accumulation import Accumulators, Adder, Clearer, Values
+from thor.step.estimate import Estimate
+from thor.step.finite_check import checker, in_one_thread
+from thor.step.loss_scaling import scaling
+from thor.step.update import Update
+
+Compiled = Callable[..., Any]
+
+#: Functions that differentiate by the factors of the layers in the curvature graph.
+CURVATURE_GRAPHS = ("curvature", "add_curvature", "finish_curvature")
+#: Functions that are built anew when layers leave the curvature graph.
+OF_ACTIVE_LAYERS = (*CURVATURE_GRAPHS, "average")
+#: Stopped layers leave the curvature graph once this share of all layers' cost has stopped since it was last compiled,
+#: so that a run compiles it five times at the most.
+RECOMPILE_SHARE = 0.25
+
+
+class StepGraphs:
+    """The compiled functions of one :class:`thor.TrainStep`.
+
+    Args:
+        forward: ``forward(*inputs)``, the loss of a batch.
+        layers: all captured layers.
+        update: preconditions gradients and moves the weights.
+        ranks: of a data-parallel job; None for one process.
+        sums: of micro-batches; None where each batch is a step.
+        jit: False runs everything operator by operator.
+
+    Attributes:
+        in_graph: indices of the layers in the curvature graph.
+        scaled: whether the loss is scaled.
+        built: functions compiled so far, and of these ``curvature_built`` with factors.
+        message_bytes: of the means over ranks, by kind of step.
+    """
+
+    def __init__(
+        self, forward: Compiled, layers: Sequence[Layer], update: Update, *, ranks: Ranks | None,
+        sums: Accumulators | None, jit: bool,
+    ) -> None:  # fmt: skip
+        self.forward, self.layers, self.update = forward, layers, update
+        self.weights = update.inner.parameters
+        self.ranks, self.sums, self.jit = ranks, sums, jit
+        self.in_graph: list[int] = []
+        self.scaled = False
+        self.built = self.curvature_built = 0
+        self.message_bytes: dict[str, int] = {}
+        self._functions: dict[str, Compiled] = {}
+
+    # -- what is compiled ------------------------------------------------------------------------------------------
+
+    @property
+    def empty(self) -> bool:
+        """True if no function is compiled."""
+        return not self._functions
+
+    def clear(self) -> None:
+        """Forget all functions; each is compiled anew when it is next called."""
+        self._functions.clear()
+
+    def drop_stopped(self, active: Sequence[int]) -> None:
+        """Leave layers that are not ``active`` out of the curvature graph, once enough of the cost has stopped."""
+        stopped = sum(self.layers[i].cost for i in self.in_graph if i not in active)
+        if stopped >= RECOMPILE_SHARE * sum(layer.cost for layer in self.layers):
+            self.in_graph = [i for i in self.in_graph if i in active]
+            for name in OF_ACTIVE_LAYERS:
+                self._functions.pop(name, None)
+
+    def _function(self, name: str, build: Callable[[], Compiled]) -> Compiled:
+        if name not in self._functions:
+            device.trim_memory()  # of what compiling the graph before has left
+            self.curvature_built += name in CURVATURE_GRAPHS
+            self.built += self.jit
+            self._functions[name] = ms.jit(build()) if self.jit else build()
+        return self._functions[name]
+
+    # -- the functions ---------------------------------------------------------------------------------------------
+
+    def plain(self, scale: Tensor | None, *inputs: Any) -> tuple[Tensor, Tensor]:
+        """A whole step without curvature: (loss, whether it was finite and is done)."""
+        return self._function("plain", self._build_plain)(scale, *inputs)
+
+    def curvature(self, scale: Tensor | None, *inputs: Any) -> tuple[Tensor, ...]:
+        """The backward pass with factors: (loss, whether all is finite, gradients, statistics)."""
+        curvature = self._function("curvature", self._build_curvature)
+        with self._open_ports():
+            return curvature(scale, *inputs)
+
+    def average(self, scale: Tensor | None, gain: Tensor, *statistics: Tensor) -> None:
+        """Take fresh statistics into the running averages."""
+        self._function("average", self._build_average)(scale, gain, *statistics)
+
+    def apply(self, loss: Tensor, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+        """Precondition gradients and move the weights: (loss, whether the step was finite and is done)."""
+        return self._function("apply", self._build_apply)(loss, *gradients)
+
+    def add(self, gathering: bool, scale: Tensor | None, *inputs: Any) -> Tensor:
+        """The backward pass of a micro-batch, with factors if ``gathering``, added to the sums: the loss."""
+        if not gathering:
+            return self._function("add", self._build_add)(scale, *inputs)
+        add = self._function("add_curvature", self._build_add_curvature)
+        with self._open_ports():
+            return add(scale, *inputs)
+
+    def finish(self, scale: Tensor | None) -> tuple[Tensor, Tensor]:
+        """As :meth:`plain`, by the sums of the micro-batches."""
+        return self._function("finish", self._build_finish)(scale)
+
+    def finish_curvature(self, scale: Tensor | None) -> tuple[Tensor, ...]:
+        """As :meth:`curvature`, by the sums of the micro-batches."""
+        return self._function("finish_curvature", self._build_finish_curvature)(scale)
+
+    def clear_sums(self) -> None:
+        """Zero the sums of the micro-batches."""
+        self._function("clear", self._build_clear)()
+
+    @contextmanager
+    def _open_ports(self) -> Iterator[None]:
+        """Let taps gather: a port is read when a graph is compiled, and at every call where nothing is compiled."""
+        ports = [port for layer in self.layers for port in layer.ports]
+        for port in ports:
+            port.active = True
+        try:
+            yield
+        finally:
+            for port in ports:
+                port.active = False
+
+    # -- how they are built ----------------------------------------------------------------------------------------
+
+    def _build_plain(self) -> Compiled:
+        differentiate = self._differentiate(self.weights)
+        _, inverse, down = scaling(self.scaled)
+        update, mean = self.update, self._mean_over_ranks("plain", self.weights)
+
+        def plain(scale, *inputs):
+            loss, gradients = differentiate(scale, *inputs)
+            loss, gradients = mean(loss, gradients, inputs)
+            inverse_scale = inverse(scale)
+            (loss,) = down((loss,), inverse_scale)
+            return update(loss, down(gradients, inverse_scale))
+
+        return plain
+
+    def _build_curvature(self) -> Compiled:
+        differentiate = self._differentiate(self._variables())
+        (_, inverse, down), count = scaling(self.scaled), len(self.weights)
+        mean, checked = self._mean_over_ranks("curvature", self._variables()), checker()
+
+        def curvature(scale, *inputs):
+            loss, gradients = differentiate(scale, *inputs)
+            loss, gradients = mean(loss, gradients, inputs)
+            inverse_scale = inverse(scale)
+            (loss,), weights = down((loss,), inverse_scale), down(gradients[:count], inverse_scale)
+            return checked(loss, weights, gradients[count:])
+
+        return curvature
+
+    def _build_average(self) -> Compiled:
+        estimate = Estimate([self.layers[i] for i in self.in_graph], self.scaled)
+        _, inverse, _ = scaling(self.scaled)
+
+        def average(scale, gain, *fresh):
+            return estimate(gain, inverse(scale), fresh)
+
+        return average
+
+    def _build_apply(self) -> Compiled:
+        update = self.update
+
+        def apply(loss, *gradients):
+            return update(loss, gradients)
+
+        return apply
+
+    def _build_add(self) -> Compiled:
+        return self._adding(self.weights, list(self._sums.gradients))
+
+    def _build_add_curvature(self) -> Compiled:
+        return self._adding(self._variables(), self._sums_in_graph())
+
+    def _adding(self, variables: Sequence[Parameter], sums: list[Parameter]) -> Compiled:
+        differentiate = self._differentiate(variables)
+        adder, (_, inverse, down) = Adder(sums, self._sums.loss), scaling(self.scaled)
+
+        def add(scale, *inputs):
+            loss, gradients = differentiate(scale, *inputs)
+            (loss,) = down((loss,), inverse(scale))
+            return in_one_thread(ops.depend(loss, adder(loss, gradients)))
+
+        return add
+
+    def _build_finish(self) -> Compiled:
+        sums, update = Values(list(self._sums.gradients), self._sums.loss, self.weights), self.update
+        _, inverse, down = scaling(self.scaled)
+        share, mean = 1.0 / self._sums.accumulate, self._mean_over_ranks("plain", self.weights)
+
+        def finish(scale):
+            loss, gradients = sums(share)
+            loss, gradients = mean(loss, gradients, ())
+            return update(loss, down(gradients, inverse(scale)))
+
+        return finish
+
+    def _build_finish_curvature(self) -> Compiled:
+        sums = Values(self._sums_in_graph(), self._sums.loss, self._variables())
+        (_, inverse, down), count, checked = scaling(self.scaled), len(self.weights), checker()
+        share, mean = 1.0 / self._sums.accumulate, self._mean_over_ranks("curvature", self._variables())
+
+        def finish(scale):
+            loss, means = sums(share)
+            loss, means = mean(loss, means, ())
+            return checked(loss, down(means[:count], inverse(scale)), means[count:])
+
+        return finish
+
+    def _build_clear(self) -> Compiled:
+        clearing = Clearer(self._sums.all)
+
+        def clear():
+            return clearing()
+
+        return clear
+
+    # -- what they are built of ------------------------------------------------------------------------------------
+
+    @property
+    def _sums(self) -> Accumulators:
+        assert self.sums is not None, "a step without micro-batches has no sums"
+        return self.sums
+
+    def _variables(self) -> list[Parameter]:
+        """What a curvature graph differentiates by: the weights, then the ports' Parameters of its layers."""
+        return [*self.weights, *(p for i in self.in_graph for p in self.layers[i].port_parameters)]
+
+    def _sums_in_graph(self) -> list[Parameter]:
+        """The accumulators of :meth:`_variables`."""
+        per = len(self.layers[0].port_parameters)
+        statistics = [self._sums.statistics[i * per + j] for i in self.in_graph for j in range(per)]
+        return [*self._sums.gradients, *statistics]
+
+    def _differentiate(self, variables: Sequence[Parameter]) -> Compiled:
+        """``(scale, *inputs)`` -> (scaled loss, its gradients by ``variables``)."""
+        forward, (up, _, _) = self.forward, scaling(self.scaled)
+
+        def scaled_loss(scale, *inputs):
+            return up(forward(*inputs), scale)
+
+        return ms.value_and_grad(scaled_loss, None, variables)
+
+    def _mean_over_ranks(self, kind: str, variables: Sequence[Parameter]) -> Compiled:
+        """(loss, gradients by ``variables``) averaged over the ranks, each counting by the examples of its inputs."""
+        if self.ranks is None:
+            return alone
+        blocks = {id(f.blocks) for y in self.layers for f in (y.a, y.g)}
+        shapes, symmetric = [v.shape for v in variables], [id(v) in blocks for v in variables]
+        means = Means(shapes, symmetric, self.ranks.sharing.fusion)
+        self.message_bytes[kind] = means.sums.bytes
+
+        def mean(loss, values, inputs):
+            return means(loss, values, inputs[0].shape[0] if len(inputs) > 0 else 1)
+
+        return mean
+
+
+def forward_of(net: nn.Cell, loss_fn: Compiled | None) -> Compiled:
+    """``forward(*inputs)``: the loss of a batch; without ``loss_fn`` the network's output is the loss."""
+
+    def with_loss(*inputs):
+        return loss_fn(net(*inputs[:-1]), inputs[-1])
+
+    def without_loss(*inputs):
+        return net(*inputs)
+
+    return without_loss if loss_fn is None else with_loss
