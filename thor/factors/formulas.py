@@ -31,7 +31,7 @@ from thor.runtime.graph_ops import constant, constants, reshaped, swapped
 
 _product, _sum = ops.MatMul(), ops.ReduceSum()
 _gram, _gram_by_rows = ops.BatchMatMul(transpose_b=True), ops.BatchMatMul(transpose_a=True)
-_behind, _behind_by_rows = ops.Concat(2), ops.Concat(3)
+_append, _append_by_rows = ops.Concat(2), ops.Concat(3)
 _cast = ops.Cast()
 
 #: From this number of positions on, each example is a part. With fewer, its product would be larger than its features.
@@ -143,22 +143,22 @@ def layer_normalized(x, epsilon):
     return centred * ops.rsqrt((centred * centred).mean(-1, keep_dims=True) + epsilon)
 
 
-def behind(features, values):
+def append_constants(features, values):
     """Append constant coordinates to features [e, c, d, R]: 1 for a bias, zeros for padding."""
     count, copies, _, rows = features.shape
-    return _behind((features, constants((count, copies, len(values), rows), values, 2)))
+    return _append((features, constants((count, copies, len(values), rows), values, 2)))
 
 
-def behind_by_rows(features, values):
-    """As :func:`behind`, for features by rows, [1, 1, R, d]."""
-    return _behind_by_rows((features, constants((1, 1, features.shape[2], len(values)), values, 3)))
+def append_constants_by_rows(features, values):
+    """As :func:`append_constants`, for features by rows, [1, 1, R, d]."""
+    return _append_by_rows((features, constants((1, 1, features.shape[2], len(values)), values, 3)))
 
 
 def block_gram(features, scale, size, count):
     """The diagonal blocks [c, n, b, b] of scale * X X^T, for features [e, c, n b, R]."""
-    many, copies, _, rows = features.shape
+    part_count, copies, _, rows = features.shape
     blocks = reshaped(features, (-1, size, rows))
-    sums = over_parts(reshaped(_gram(blocks, blocks), (many, -1)))
+    sums = sum_over_parts(reshaped(_gram(blocks, blocks), (part_count, -1)))
     return reshaped(sums * scale, (copies, count, size, size))
 
 
@@ -171,8 +171,8 @@ def block_gram_by_rows(features, scale, size, count):
 
 def diagonal(features, scale):
     """The diagonal [c, d, 1, 1] of scale * X X^T, for features [e, c, d, R]."""
-    many, copies, dim, _ = features.shape
-    sums = over_parts(reshaped(_sum(features * features, -1), (many, -1)))
+    part_count, copies, dim, _ = features.shape
+    sums = sum_over_parts(reshaped(_sum(features * features, -1), (part_count, -1)))
     return reshaped(sums * scale, (copies, dim, 1, 1))
 
 
@@ -188,9 +188,9 @@ def scaled_mean(features, scale):
     positive semi-definite, and no larger multiple of u u^T has this property for all X. For a dense layer's A, u is the
     mean input.
     """
-    many, copies, dim, each = features.shape
-    sums = _product(reshaped(features, (-1, each)), constant((each, 1), 1.0))
-    return reshaped(over_parts(reshaped(sums, (many, -1))) * root(scale, many * each), (copies, dim, 1))
+    part_count, copies, dim, rows = features.shape
+    sums = _product(reshaped(features, (-1, rows)), constant((rows, 1), 1.0))
+    return reshaped(sum_over_parts(reshaped(sums, (part_count, -1))) * root(scale, part_count * rows), (copies, dim, 1))
 
 
 def scaled_mean_by_rows(features, scale):
@@ -202,8 +202,8 @@ def scaled_mean_by_rows(features, scale):
 
 def bias_mean(features, scale):
     """The entry [c, 1, 1] of :func:`scaled_mean` for a coordinate that is 1 in all rows, sqrt(scale e R)."""
-    many, copies, _, each = features.shape
-    return constant((copies, 1, 1), many * each * root(scale, many * each))
+    part_count, copies, _, rows = features.shape
+    return constant((copies, 1, 1), part_count * rows * root(scale, part_count * rows))
 
 
 def bias_mean_by_rows(features, scale):
@@ -218,9 +218,9 @@ def root(scale, rows):
 
 def sketch(features, scale, probe):
     """Z = scale * X (X^T Q) [c, n b, r] for a probe Q [c, n b, r]: the factor times Q, without forming the factor."""
-    each = ops.broadcast_to(probe.expand_dims(0), features.shape[:1] + probe.shape)
-    z = _gram(features, _gram_by_rows(each, features))
-    return reshaped(over_parts(reshaped(z, (features.shape[0], -1))) * scale, probe.shape)
+    probes = ops.broadcast_to(probe.expand_dims(0), features.shape[:1] + probe.shape)
+    z = _gram(features, _gram_by_rows(probes, features))
+    return reshaped(sum_over_parts(reshaped(z, (features.shape[0], -1))) * scale, probe.shape)
 
 
 def sketch_by_rows(features, scale, probe):
@@ -229,7 +229,7 @@ def sketch_by_rows(features, scale, probe):
     return _gram_by_rows(transposed, ops.bmm(transposed, probe)) * scale
 
 
-def over_parts(values):
+def sum_over_parts(values):
     """Sum values [e, m] over the parts: [1, m]. A matrix product, for MindSpore's CPU sums along axis 0 slowly."""
     return _product(constant((1, values.shape[0]), 1.0), values)
 

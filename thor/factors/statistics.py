@@ -57,7 +57,7 @@ class ConvOutput(nn.Cell):
         return formulas.conv_output(x, self.groups)
 
 
-class OfFirst(nn.Cell):
+class FirstExamples(nn.Cell):
     """Features and scale of the first k of N examples; (N / k)^``power`` corrects the scale (see formulas.py)."""
 
     def __init__(self, features: nn.Cell, share: float, power: int):
@@ -65,22 +65,22 @@ class OfFirst(nn.Cell):
         self.features, self.share, self.power = features, share, power
 
     def construct(self, x):
-        kept, times = formulas.first_examples(x, self.share)
+        kept, ratio = formulas.first_examples(x, self.share)
         features, scale = self.features(kept)
-        return features, scale * times**self.power
+        return features, scale * ratio**self.power
 
 
-class Behind(nn.Cell):
+class AppendConstants(nn.Cell):
     """Features with constant coordinates appended, and scale."""
 
     def __init__(self, features: nn.Cell, values: tuple[float, ...], by_rows: bool):
         super().__init__(auto_prefix=False)
         self.features, self.values = features, values
-        self.put = formulas.behind_by_rows if by_rows else formulas.behind
+        self.with_constants = formulas.append_constants_by_rows if by_rows else formulas.append_constants
 
     def construct(self, x):
         features, scale = self.features(x)
-        return self.put(features, self.values), scale
+        return self.with_constants(features, self.values), scale
 
 
 class Blocks(nn.Cell):
@@ -129,10 +129,10 @@ class MeanAndBiasBeside(MeanBeside):
 
     def __init__(self, by_rows: bool):
         super().__init__(by_rows)
-        self.of_bias = formulas.bias_mean_by_rows if by_rows else formulas.bias_mean
+        self.bias_mean = formulas.bias_mean_by_rows if by_rows else formulas.bias_mean
 
     def construct(self, features, scale, probe):
-        return ops.cat((self.mean(features, scale), self.of_bias(features, scale)), 1)
+        return ops.cat((self.mean(features, scale), self.bias_mean(features, scale)), 1)
 
 
 class SketchBeside(nn.Cell):
@@ -170,11 +170,11 @@ def statistics_of(
     by_rows = kind.startswith("dense")
     features = _features(kind, geometry, copies, order)
     if share < 1.0:
-        features = shared(OfFirst, features, share, 2 if kind.endswith("output") else 0)
+        features = shared(FirstExamples, features, share, 2 if kind.endswith("output") else 0)
     inside = cut.dim - cut.bias_apart - homogeneous
     values = (1.0,) * homogeneous + (0.0,) * (cut.padded - inside - homogeneous)
     if values:
-        features = shared(Behind, features, values, by_rows)
+        features = shared(AppendConstants, features, values, by_rows)
     blocks = shared(Diagonal, by_rows) if cut.size == 1 else shared(Blocks, cut.size, cut.count, by_rows)
     return shared(Statistics, features, blocks, _beside(cut, by_rows))
 

@@ -61,7 +61,7 @@ def _is_present(target: str) -> bool:
 
 
 @contextmanager
-def _unwarned() -> Iterator[None]:
+def _without_warnings() -> Iterator[None]:
     """Silence MindSpore's warnings of missing devices while this module looks for the ones that are present."""
     before = logging.root.manager.disable
     logging.disable(max(before, logging.WARNING))
@@ -73,7 +73,7 @@ def _unwarned() -> Iterator[None]:
 
 def present() -> list[str]:
     """The targets that MindSpore can use on this machine."""
-    with _unwarned():
+    with _without_warnings():
         return [name for name in TARGETS if _is_present(name)]
 
 
@@ -91,7 +91,7 @@ def select(target: str = "auto") -> str:
         raise ValueError(f"device must be one of {', '.join(TARGETS)} or auto, but got {target!r}")
     wanted = names[target.lower()]
     if wanted == "auto":
-        with _unwarned():
+        with _without_warnings():
             wanted = next((name for name in ("Ascend", "GPU") if _is_present(name)), "CPU")
     elif not _is_present(wanted):
         raise ValueError(
@@ -131,12 +131,12 @@ def trim_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def squares_quickly() -> bool:
+def l2_loss_is_fast() -> bool:
     """Whether L2Loss is fast: on a CPU. It is very slow on a GPU, and taken to be slow on Ascend."""
     return current() == "CPU"
 
 
-def gathers_in_groups() -> bool:
+def supports_group_all_gather() -> bool:
     """Whether AllGather works within a group of some ranks. On a CPU it works only among all of them."""
     return current() != "CPU"
 

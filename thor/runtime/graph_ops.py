@@ -74,7 +74,7 @@ def entry(values, index):
     return values[index]
 
 
-def of_two(values, first, second):
+def nested_entry(values, first, second):
     """Entry ``values[first][second]`` of a tuple of tuples."""
     return values[first][second]
 

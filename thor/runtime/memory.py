@@ -15,10 +15,10 @@ def available_memory(root: Path = Path("/")) -> int:
     with suppress(OSError, IndexError, ValueError):
         text = (root / "proc/meminfo").read_text(encoding="ascii")
         free = int(text.split("MemAvailable:")[1].split()[0]) * 1024
-    return max(0, min([free, *_left_by_groups(root)]))
+    return max(0, min([free, *_cgroup_headroom(root)]))
 
 
-def _left_by_groups(root: Path) -> Iterator[int]:
+def _cgroup_headroom(root: Path) -> Iterator[int]:
     """Bytes left below the memory limit of each control group of this process, and of each group's ancestors.
 
     Docker, Kubernetes and Slurm set such limits and kill a process that exceeds them; /proc/meminfo ignores them.
@@ -35,12 +35,12 @@ def _left_by_groups(root: Path) -> Iterator[int]:
                 continue
             inside = base / path.lstrip("/")  # in a container, the path may be the host's and not exist here
             for folder in (inside, *inside.parents):
-                yield from _left(folder, *names)
+                yield from _headroom(folder, *names)
                 if folder == base:
                     break
 
 
-def _left(folder: Path, limit: str, usage: str, cached: str) -> Iterator[int]:
+def _headroom(folder: Path, limit: str, usage: str, cached: str) -> Iterator[int]:
     """The limit of one group minus its usage, if it has a limit; cached files that can be dropped are not usage."""
     with suppress(OSError, ValueError):  # "max" stands for no limit
         most = int((folder / limit).read_text(encoding="ascii"))

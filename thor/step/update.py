@@ -9,7 +9,7 @@ from mindspore import ParameterTuple, nn, ops
 from thor.curvature.layer import Layer
 from thor.distributed.ranks import Ranks
 from thor.distributed.reduce import Sums
-from thor.runtime.graph_ops import dot, entry, of_two, over, times
+from thor.runtime.graph_ops import dot, entry, nested_entry, over, times
 from thor.step.finite_check import probe
 
 _cast = ops.Cast()
@@ -95,7 +95,7 @@ class Update(nn.Cell):
         if self.by_weight:
             given, made = mine, over(self._cut, made, mine, self.layers)
         if self.across is not None:
-            sums = self.across(over(ops.partial(of_two, made), self._captured_by, self._captured_as), 1.0)
+            sums = self.across(over(ops.partial(nested_entry, made), self._captured_by, self._captured_as), 1.0)
             made = over(ops.partial(self._from_row, sums), mine, self.sums_at)
         others = over(ops.partial(entry, gradients), self.others)
         products = over(ops.partial(self._product, given, made), self.part_of, self.part)
@@ -109,7 +109,7 @@ class Update(nn.Cell):
             cut = made
             if not self.by_weight:  # what is cut may not be cut again: MindSpore gives a direction no shape then
                 cut = over(self._cut, made, mine, self.layers)
-            moves = over(ops.partial(of_two, cut + (others,)), self.made_by, self.made_as)
+            moves = over(ops.partial(nested_entry, cut + (others,)), self.made_by, self.made_as)
             loss = ops.depend(loss, self.inner(moves))
         return loss, finite
 
