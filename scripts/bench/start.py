@@ -87,9 +87,7 @@ MEASUREMENTS = {"thor": measure_thor, "momentum": measure_momentum}
 
 def in_fresh_process(*command: str) -> Any:
     """The JSON that a Python process in the project's folder prints last."""
-    printed = subprocess.run(
-        [sys.executable, *command], check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT
-    ).stdout
+    printed = subprocess.run([sys.executable, *command], check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT).stdout
     return json.loads(printed.splitlines()[-1])
 
 

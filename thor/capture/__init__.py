@@ -1,1 +1,1 @@
-"""Which layers of a network are captured, and the taps that read their factors."""
+"""Capturing layers: the choice of layers, and the taps that read their factors in the backward pass."""

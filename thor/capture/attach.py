@@ -1,4 +1,4 @@
-"""Put taps around captured layers, and take them off again."""
+"""Attach taps to the captured layers, and detach them again."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ATTRIBUTES = (*PORTS, "thor_geometry", "thor_as_patches", "thor_plain", "thor_o
 
 
 def weight_in(cell: nn.Cell, target_kind: str) -> Parameter:
-    """The Parameter that stands in the place of a target's weight now."""
+    """The Parameter that a captured Cell now uses as its target's weight."""
     if isinstance(cell, nn.Embedding):
         return cell.embedding_table
     if target_kind.startswith("norm"):
@@ -36,9 +36,10 @@ def weight_in(cell: nn.Cell, target_kind: str) -> Parameter:
 def attach(
     target: Target, a_cut, g_cut, a_parameters, g_parameters, order: str = "channel", share: float = 1.0
 ) -> list[Any]:  # fmt: skip
-    """Put ports around every Cell of the target; returns them. Parameters are (blocks, probe, uses) of each factor.
+    """Attach ports to every Cell of the target and return the ports.
 
-    Factors with blocks are gathered from a ``share`` of the examples; diagonals, which cost little, from all.
+    ``a_parameters`` and ``g_parameters`` are (blocks, probe, uses) of A and of G. Factors in blocks are computed from
+    the first ``share`` of the examples, diagonal factors, which cost little, from all.
     """
     ports: list[Any] = []
     for cell in target.cells:
@@ -52,7 +53,7 @@ def attach(
 
 
 def _attach_two(cell, target, a_cut, g_cut, a_parameters, g_parameters, order, share) -> list[Port]:
-    """A port on the input and one on the output before activation."""
+    """Attach a port to the input, and one to the output before the activation."""
     geometry = convolution.geometry_of(cell) if target.kind == "conv" else None
     in_features = target.bias is not None and not a_cut.bias_apart
     inputs = statistics_of(a_cut, share, f"{target.kind}_input", in_features, geometry, target.copies, order)
@@ -79,7 +80,7 @@ def _pair_tap(cell: nn.Cell, target: Target, g_cut, share: float) -> nn.Cell:
 
 
 def _attach_pair(cell: nn.Cell, slot: str, port: PairPort) -> None:
-    """A port after the layer's own computation; a normalisation layer may get a second one."""
+    """Attach a port after the layer's own computation; a normalisation layer may get a second one."""
     if "thor_original" not in vars(cell):
         original = type(cell)
         _set(cell, {"thor_plain": plain(cell, original), "thor_scale": None, "thor_shift": None,
@@ -90,7 +91,7 @@ def _attach_pair(cell: nn.Cell, slot: str, port: PairPort) -> None:
 
 def _set(cell: nn.Cell, values: dict[str, Any]) -> None:
     for name, value in values.items():
-        object.__setattr__(cell, name, value)  # past Cell's registration: the network gets no new child
+        object.__setattr__(cell, name, value)  # bypasses Cell's registration: the network gets no new child
 
 
 def _tapped_class(original: type) -> type:
@@ -103,14 +104,14 @@ def _tapped_class(original: type) -> type:
 
 
 def _pair_class(original: type) -> type:
-    key = (original, "pair")  # a Dense can be captured as itself and as a tied decoder
+    key = (original, "pair")  # an nn.Dense may be captured as a dense layer or as a tied decoder
     if key not in _TAPPED:
         _TAPPED[key] = type(f"Tapped{original.__name__}", (tapped_pair(original), original), {})
     return _TAPPED[key]
 
 
 def tapped_cells(net: nn.Cell) -> Iterator[tuple[str, nn.Cell]]:
-    """Captured layers of the network, with their names."""
+    """The names and Cells of the network's captured layers."""
     for name, cell in net.cells_and_names():
         if "thor_original" in vars(cell):
             yield name, cell
@@ -118,7 +119,7 @@ def tapped_cells(net: nn.Cell) -> Iterator[tuple[str, nn.Cell]]:
 
 @contextmanager
 def left_as_found(net: nn.Cell) -> Iterator[None]:
-    """What is captured within is released at the end, and layers that ran as patches before do so again."""
+    """At the end of the context, detach all captured layers, and restore those that ran as patches at its start."""
     patched = convolution.patched(net)
     try:
         yield
@@ -128,7 +129,7 @@ def left_as_found(net: nn.Cell) -> Iterator[None]:
 
 
 def detach(net: nn.Cell) -> int:
-    """Leave the network as it was before THOR and its fast convolutions; returns the number of layers restored."""
+    """Undo all changes by THOR and its fast convolutions to the network; return the number of layers restored."""
     cells = [cell for _, cell in tapped_cells(net)]
     restored = len({id(cell) for cell in (*cells, *convolution.patched(net))})
     for cell in cells:

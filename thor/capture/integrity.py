@@ -1,7 +1,7 @@
-"""Whether a network is still the one that THOR was attached to: the same Cells and Parameters, object by object.
+"""Check that a network is still the one that THOR was attached to: the same Cells and Parameters, object by object.
 
-A compiled step goes on with the Cells it was compiled from: whoever replaces a layer would train the old one without
-knowing. So the network's members are compared before every step, a pointer each: 0.2 ms for ResNet-50.
+A compiled step keeps using the Cells that it was compiled from: after a layer was replaced, it would silently train the
+old one. Therefore the network's members are compared before every step, by identity, which costs little.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class CapturedLayer(Protocol):
 
 
 class NetworkIntegrity:
-    """The members of every Cell of a network, and the layers that were captured in it."""
+    """Snapshot of a network: the members of its Cells, and its captured layers."""
 
     def __init__(self, net: nn.Cell, layers: Iterable[CapturedLayer]):
         self.net, self.layers = net, tuple(layers)
@@ -37,7 +37,7 @@ class NetworkIntegrity:
         ]  # fmt: skip
 
     def check(self) -> None:
-        """Raise if anything was added, taken away, replaced or detached."""
+        """Raise RuntimeError if a Cell or Parameter was added, removed or replaced, or a layer detached."""
         captured = all(slots.get(slot) is port for slots, slot, port in self.ports)
         if captured and all(_same(_members(cell), then) for _, cell, then in self.members):
             return
@@ -49,7 +49,7 @@ class NetworkIntegrity:
         raise RuntimeError(f"the network has changed since THOR was attached: {next(changes)}; {CURE}")
 
     def _check_layers(self) -> None:
-        """The captured layers first, by name."""
+        """Raise RuntimeError, naming the layer, if a captured layer was replaced or detached or has another weight."""
         present = {id(cell) for _, cell in tapped_cells(self.net)}
         for layer in self.layers:
             if any(id(cell) not in present for cell in layer.cells):
@@ -62,7 +62,7 @@ class NetworkIntegrity:
 
 
 def _members(cell: nn.Cell) -> dict[str, Any]:
-    """Children and Parameters by name, read anew: a CellList makes another dictionary when one is deleted."""
+    """Children and Parameters by name, looked up at each call: a CellList replaces its dictionary on a deletion."""
     return {**cell._params, **cell._cells}
 
 
@@ -71,7 +71,7 @@ def _same(now: Mapping[str, Any], then: Mapping[str, Any]) -> bool:
 
 
 def _change(name: str, now: Mapping[str, Any], then: Mapping[str, Any]) -> str:
-    """The first difference of one Cell's members, in words."""
+    """Describe the first difference in one Cell's members."""
     place = name or "the network itself"
     added = next((key for key in now if key not in then), None)
     if added is not None:

@@ -1,7 +1,7 @@
 """Taps that need a layer's input and its output gradient together: embeddings, normalisation, tied decoders.
 
-The layer's own computation stays untouched and runs first, whatever its class; then a tap, the identity on the output,
-sees the input beside it and returns both factors' statistics from one ``bprop`` (see taps.py for the idea).
+The layer's own computation runs first, unchanged, whatever its class. Then a tap, the identity on the output, receives
+the output and the input, and returns the statistics of both factors from one ``bprop`` (taps.py explains the idea).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from thor.factors.statistics import Statistics
 
 
 class PairPort(nn.Cell):
-    """Where a pair tap meets (blocks, probe, uses) of A and of G; ``active`` as in :class:`thor.capture.taps.Port`."""
+    """Holds a pair tap and (blocks, probe, uses) of A and of G; ``active`` as in :class:`thor.capture.taps.Port`."""
 
     def __init__(self, tap: PairTap, a_parameters, g_parameters):
         super().__init__(auto_prefix=False)
@@ -32,7 +32,7 @@ class PairPort(nn.Cell):
 
 
 class PairTap(nn.Cell):
-    """The identity on a layer's output y. A tap's own ``bprop`` gives both factors' statistics as gradients."""
+    """Identity on a layer's output y; ``bprop`` returns the statistics of A and G as gradients of their Parameters."""
 
     def __init__(self):
         super().__init__(auto_prefix=False)
@@ -42,7 +42,7 @@ class PairTap(nn.Cell):
 
 
 class EmbeddingTap(PairTap):
-    """A: the tokens' frequencies; G: as of a dense layer whose inputs are one-hot."""
+    """A: the token frequencies; G: as of a dense layer with one-hot inputs."""
 
     def __init__(self, vocabulary: int, outputs: Statistics):
         super().__init__()
@@ -55,7 +55,7 @@ class EmbeddingTap(PairTap):
 
 
 class NormTap(PairTap):
-    """G: the diagonal Fisher of the scale or of the shift of a normalisation; A is 1."""
+    """A: 1; G: the diagonal Fisher of a normalisation layer's scale or shift."""
 
     def __init__(self, kind: str, is_scale: bool, epsilon: float):
         super().__init__()
@@ -76,7 +76,7 @@ class NormTap(PairTap):
 
 
 class TiedEmbeddingTap(PairTap):
-    """An embedding whose table is a decoder's weight too: frequencies and gradients, balanced (see ``balance``)."""
+    """As :class:`EmbeddingTap`, for a table that is also a decoder's weight: balanced (see ``formulas.balance``)."""
 
     def __init__(self, vocabulary: int, outputs: Statistics):
         super().__init__()
@@ -90,7 +90,10 @@ class TiedEmbeddingTap(PairTap):
 
 
 class TiedDecoderTap(PairTap):
-    """A decoder x W^T whose weight is an embedding's table: the diagonal of its G, and its A, balanced."""
+    """A decoder x W^T whose weight is an embedding's table [V, D].
+
+    The diagonal of the decoder's G serves as the table's A, and the decoder's A as the table's G; both are balanced.
+    """
 
     def __init__(self, inputs: Statistics):
         super().__init__()
@@ -105,7 +108,7 @@ class TiedDecoderTap(PairTap):
 
 
 class TappedPair(nn.Cell):
-    """Any layer, its own ``construct`` first, then its ports. Made by class assignment, never constructed."""
+    """Any layer: its own ``construct``, then its ports. Made by class assignment, never constructed."""
 
     def construct(self, x):
         return self.thor_tapped(x)
@@ -120,25 +123,25 @@ class TappedPair(nn.Cell):
 
 
 class TappedEmbedding(TappedPair):
-    """One whose input has the name that it has in ``nn.Embedding``, for calls by name."""
+    """A :class:`TappedPair` whose input is named as in ``nn.Embedding``, for calls by keyword."""
 
     def construct(self, ids):
         return self.thor_tapped(ids)
 
 
 class TappedNorm(TappedPair):
-    """One whose input has the name that it has in ``nn.LayerNorm``."""
+    """A :class:`TappedPair` whose input is named as in ``nn.LayerNorm``."""
 
     def construct(self, input_x):
         return self.thor_tapped(input_x)
 
 
 def tapped_pair(original: type) -> type[TappedPair]:
-    """The class in front of a layer's own: its input has the layer's name for it."""
+    """The :class:`TappedPair` whose input is named as in the layer's own ``construct``."""
     (_, first, *_) = inspect.signature(original.construct).parameters  # type: ignore[attr-defined]
     return {"ids": TappedEmbedding, "input_x": TappedNorm}.get(first, TappedPair)
 
 
 def plain(cell: nn.Cell, original: type) -> types.MethodType:
-    """The layer's own ``construct``, bound: ``super()`` in a class made at run time would find itself when compiled."""
+    """The layer's own ``construct``, bound to it: compiled in a class made at run time, ``super()`` finds itself."""
     return types.MethodType(original.construct, cell)  # type: ignore[attr-defined]

@@ -1,12 +1,12 @@
-"""Taps: how factors leave an unchanged user network.
+"""Taps: how factors are read from the backward pass of a user's network.
 
 A captured layer stays the user's object. Its class becomes a subclass whose ``construct`` sends the input and the
-pre-activation output through *ports*. A port is the identity; differentiated with respect to its Parameters, its
-custom ``bprop`` returns the fresh statistics of the factor as their "gradients". So one ``value_and_grad`` over weights
-and port Parameters yields gradients and factors together, with no side effect in the graph, and a layer that is used
+pre-activation output through *ports*. A port is the identity. The custom ``bprop`` of its tap returns the fresh
+statistics of the factor as the "gradients" of the port's Parameters. One ``value_and_grad`` over weights and port
+Parameters therefore yields gradients and factors together, without side effects in the graph. A layer that is used
 several times sums its contributions, as gradients do.
 
-The Parameters of a port double as storage: they hold the running estimate (see thor/curvature/factor.py).
+The Parameters of a port are also storage: they hold the running estimate (see thor/curvature/factor.py).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from thor.runtime import convolution
 
 
 class Tap(nn.Cell):
-    """Identity on x whose ``bprop`` gives (blocks, probe, uses) the statistics of a factor as their gradients."""
+    """Identity on x whose ``bprop`` returns a factor's statistics as the gradients of (blocks, probe, uses)."""
 
     def __init__(self, statistics: Statistics):
         super().__init__(auto_prefix=False)
@@ -29,7 +29,7 @@ class Tap(nn.Cell):
 
 
 class InputTap(Tap):
-    """The statistics are those of the saved input."""
+    """Statistics of a layer's input."""
 
     def bprop(self, x, blocks, probe, uses, out, dout):
         fresh_blocks, beside, one = self.statistics(x, probe)
@@ -37,7 +37,7 @@ class InputTap(Tap):
 
 
 class OutputTap(Tap):
-    """The statistics are those of the incoming gradient."""
+    """Statistics of the gradient of a layer's output."""
 
     def bprop(self, x, blocks, probe, uses, out, dout):
         fresh_blocks, beside, one = self.statistics(dout, probe)
@@ -45,7 +45,7 @@ class OutputTap(Tap):
 
 
 class Port(nn.Cell):
-    """Where a tap meets its Parameters. ``active`` is read when a graph is compiled, and at each call in PyNative."""
+    """Holds a tap and its Parameters. ``active`` is read when a graph is compiled, in PyNative mode at each call."""
 
     def __init__(self, tap: nn.Cell, blocks: Parameter, probe: Parameter, uses: Parameter):
         super().__init__(auto_prefix=False)

@@ -1,7 +1,7 @@
-"""Which layers of a network are captured, and how ports are put around them and taken off again.
+"""The choice of a network's layers to capture.
 
-Layers are found by object, never by name order; a captured layer stays the user's object and gets a subclass of its own
-class (taps.py and pair_taps.py). What a layer's two factors are is told in thor/factors/formulas.py.
+Layers are identified by object, never by the order of names. A captured layer stays the user's object and gets a
+subclass of its own class (taps.py and pair_taps.py). The factors of each kind are defined in thor/factors/formulas.py.
 
     kind         layer                                   weight            bias
     dense        nn.Dense                                [O, I]            in A's last coordinate
@@ -23,8 +23,8 @@ from mindspore import Parameter, nn
 
 from thor.runtime import convolution
 
-#: A Cell of another class that computes x W^T (+ bias) says so by this class attribute: ``thor_kind = "dense"``.
-#: It matters for a decoder that shares an embedding's table.
+#: A Cell of another class that computes x W^T (+ bias) declares it by this class attribute: ``thor_kind = "dense"``.
+#: It matters only for a decoder that shares an embedding's table.
 KIND_ATTRIBUTE = "thor_kind"
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.LayerNorm)  # BatchNorm3d has a BatchNorm2d inside
 _BASES = (nn.Dense, nn.Conv2d, nn.Embedding, *NORMS)
@@ -32,7 +32,7 @@ _BASES = (nn.Dense, nn.Conv2d, nn.Embedding, *NORMS)
 
 @dataclass(frozen=True)
 class Target:
-    """What can be captured: a weight, every Cell that uses it, and what its factors look like."""
+    """A weight that can be captured, every Cell that uses it, and the dimensions of its factors."""
 
     name: str
     cells: tuple[nn.Cell, ...]
@@ -46,7 +46,7 @@ class Target:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A layer with weights of its own that takes the plain gradient, and why."""
+    """A layer with weights of its own, or a bias, that takes the plain gradient, and the reason."""
 
     name: str
     type: str
@@ -54,7 +54,7 @@ class LeftOut:
 
 
 def _base_of(cell: nn.Cell) -> type | None:
-    """The layer class that the Cell computes as, or None."""
+    """The layer class whose ``construct`` the Cell runs, or None."""
     if type(cell) is convolution.PatchConv2d:
         return nn.Conv2d
     for base in _BASES:
@@ -64,7 +64,7 @@ def _base_of(cell: nn.Cell) -> type | None:
 
 
 def _weights_of(cell: nn.Cell, base: type) -> list[Parameter]:
-    """The Parameters that a captured layer of this class preconditions."""
+    """The weights that are preconditioned if a layer of this class is captured."""
     if base is nn.Embedding:
         return [cell.embedding_table]
     return [cell.gamma, cell.beta] if base in NORMS else [cell.weight]
@@ -89,7 +89,7 @@ def _reason_against(
 
 def _reason_against_norm(cell: nn.Cell, base: type) -> str | None:
     if base is nn.LayerNorm:
-        if cell.begin_norm_axis != -1:  # whether it is the last one depends on the input
+        if cell.begin_norm_axis != -1:  # it is the last axis of some inputs only
             return f"begin_norm_axis is {cell.begin_norm_axis}, and -1 alone is the last axis of any input"
         return None if len(cell.normalized_shape) == 1 else f"normalises over {len(cell.normalized_shape)} axes"
     if cell.use_batch_statistics is False:
@@ -98,17 +98,17 @@ def _reason_against_norm(cell: nn.Cell, base: type) -> str | None:
 
 
 def find_targets(net: nn.Cell, skip: Iterable[str] = (), norms: bool = False) -> tuple[list[Target], list[LeftOut]]:
-    """What of a network can be captured, and the layers with weights that cannot.
+    """The targets of a network, and its layers with weights and biases that are left out.
 
-    ``skip`` holds regular expressions; one that matches a layer's name leaves it out. Cells that share one weight are
-    one target, named after the first; a weight that is used by a Cell which is left out is left out whole, for its
-    gradient comes from uses of which the factors would know nothing; so is a bias that another Cell has too, and the
-    weight beside it is captured alone. ``norms`` tells whether normalisation layers are captured.
+    ``skip`` holds regular expressions; a layer whose name matches one is left out. ``norms`` says whether normalisation
+    layers are captured. Cells that share one weight are one target, named after the first. If one of them is left out,
+    all are: the factors would miss its contribution to the weight's gradient. A bias that other Cells use too is left
+    out, and its weight is captured without it.
     """
     patterns = [re.compile(pattern) for pattern in skip]
     groups: dict[int, list[tuple[str, nn.Cell]]] = {}
     left_out: list[LeftOut] = []
-    elsewhere: dict[int, str] = {}  # Parameters of Cells that are left out
+    elsewhere: dict[int, str] = {}  # id of a Parameter -> name of a Cell that has it and is left out
     tables = {id(cell.embedding_table) for _, cell in net.cells_and_names() if _base_of(cell) is nn.Embedding}
     for name, cell in net.cells_and_names():
         own = [p for p in cell._params.values() if p is not None]
@@ -130,7 +130,7 @@ def find_targets(net: nn.Cell, skip: Iterable[str] = (), norms: bool = False) ->
         found, others = _targets_of(members)
         targets += found
         left_out += others
-    users: dict[int, set[int]] = {}  # of each Parameter
+    users: dict[int, set[int]] = {}  # id of a Parameter -> ids of the Cells that have it
     for _, cell in net.cells_and_names():
         for parameter in cell._params.values():
             users.setdefault(id(parameter), set()).add(id(cell))
@@ -142,7 +142,10 @@ def find_targets(net: nn.Cell, skip: Iterable[str] = (), norms: bool = False) ->
 
 
 def keep_optimized(targets: Iterable[Target], optimized: set[int]) -> tuple[list[Target], list[LeftOut]]:
-    """The targets whose weights, by id, are optimized, each without its bias where that is not; and what is not."""
+    """Keep the targets whose weights are optimized, without biases that are not; also return all that is left out.
+
+    ``optimized`` holds the ids of the optimized Parameters.
+    """
     chosen: list[Target] = []
     left_out: list[LeftOut] = []
     for target in targets:
@@ -158,12 +161,12 @@ def keep_optimized(targets: Iterable[Target], optimized: set[int]) -> tuple[list
 
 
 def _is_tied_decoder(cell: nn.Cell, tables: set[int]) -> bool:
-    """A Cell that declares itself dense and whose weight is an embedding's table."""
+    """Whether a Cell declares itself dense and its weight is an embedding's table."""
     return getattr(type(cell), KIND_ATTRIBUTE, None) == "dense" and id(getattr(cell, "weight", None)) in tables
 
 
 def _targets_of(members: list[tuple[str, nn.Cell]]) -> tuple[list[Target], list[LeftOut]]:
-    """The targets of the Cells that share one weight, and those that use it in a form of their own."""
+    """The targets of the Cells that share one weight, and the Cells and biases that are left out."""
     name, first = members[0]
     if _base_of(first) in NORMS:
         return _norm_targets(name, [cell for _, cell in members]), []
@@ -198,7 +201,7 @@ def _target(name: str, *cells: nn.Cell) -> Target:
 
 
 def _tied_target(members: list[tuple[str, nn.Cell]]) -> Target | None:
-    """One pair of factors for an embedding and the decoders of its table, or None if there is no such pair."""
+    """The one target of an embedding and the decoders that share its table; None if the Cells are not such a group."""
     embeddings = [(name, cell) for name, cell in members if isinstance(cell, nn.Embedding)]
     if not embeddings or len(embeddings) == len(members):
         return None
@@ -207,7 +210,7 @@ def _tied_target(members: list[tuple[str, nn.Cell]]) -> Target | None:
 
 
 def _norm_targets(name: str, cells: list[nn.Cell]) -> list[Target]:
-    """Scale and shift are captured each for itself."""
+    """One target for the scale and one for the shift."""
     label, cell = name or type(cells[0]).__name__, cells[0]
     pairs = (("gamma", "norm_scale", cell.gamma), ("beta", "norm_shift", cell.beta))
     return [Target(f"{label}.{part}", tuple(cells), kind, weight, None, 1, 1, weight.shape[0])
@@ -220,7 +223,7 @@ def _same_form(one: Target, other: Target) -> bool:
 
 
 def skip_patterns(skip: Any) -> tuple[str, ...]:
-    """Regular expressions on layer names, checked."""
+    """The setting ``skip`` as a tuple of valid regular expressions on layer names."""
     if isinstance(skip, str) or not isinstance(skip, Iterable):
         raise TypeError(f"skip must be a sequence of regular expressions on layer names, but got {skip!r}")
     patterns = tuple(skip)

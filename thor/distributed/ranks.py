@@ -149,7 +149,7 @@ def _gathering(group: str, place: int, members: int) -> Callable[[np.ndarray], n
 
     Where the device's AllGather knows no groups, a sum does it, to which each member gives zeros but for its own row.
     """
-    if device.gathers_in_groups() or group == _world():
+    if device.supports_group_all_gather() or group == _world():
         gather = ops.AllGather(group)
         return lambda mine: gather(Tensor(mine)).asnumpy().reshape(members, -1)
     add_up = ops.AllReduce(ops.ReduceOp.SUM, group)

@@ -1,1 +1,1 @@
-"""How a factor is cut into blocks, what A and G are, and what is gathered of them."""
+"""Kronecker factors: their cut into blocks, the formulas of A and G, and the Cells that compute their statistics."""

@@ -1,24 +1,25 @@
-"""What the Kronecker factors A and G of a layer are (pure functions of tensors, float32).
+"""Formulas of a layer's Kronecker factors A and G (pure functions of tensors, float32).
 
-Every layer is brought to one form: *features* X [e, c, d, R], with c independent copies (groups of a convolution, else
-1), d coordinates and e R rows (examples, or example-position pairs) in e parts, and a scale; the factor is scale times
-the sum of X X^T over the parts. A convolution of many positions has each example as a part: gathering all rows in one
-would copy the patches, which are its largest tensors by far. Of a dense layer they stay as they come, *by rows*: X^T
-[1, 1, R, d]. Nothing is transposed that can do without: see ``thor.runtime.graph_ops.swapped``.
+Every layer is brought to one form: *features* X [e, c, d, R] and a scale. There are c independent copies (groups of a
+convolution, else 1), d coordinates, and e parts of R rows (examples, or example-position pairs). The factor is scale
+times the sum of X X^T over the parts. In a convolution of many positions each example is a part: bringing all rows into
+one part would copy the patches, its largest tensors by far. The features of a dense layer stay *by rows*, as they come:
+X^T [1, 1, R, d]. Transpositions are avoided where possible: see ``thor.runtime.graph_ops.swapped``.
 
-    layer    rows R   A, of the input                G, of g = dL/ds, L the mean loss    source
+    layer    rows     A, of the input                G, of g = dL/ds, L the mean loss    source
     dense    N        (1/N) sum a a^T                N sum g g^T                         Martens & Grosse 2015
     conv     B P      (1/B) sum of patches p p^T     (B / P) sum g g^T                   Grosse & Martens 2016 (KFC)
     token    N        diag of token frequencies      N sum g g^T                         a = one-hot: A is diagonal
-    norm     B        1                              diag of B sum_b (sum_p g x)^2       the exact diagonal, see below
+    norm     B        1                              diag of B sum_b (sum_p g x)^2       the exact diagonal Fisher
 
-N counts every leading axis of a dense layer's input (K-FAC expand, Eschenhagen et al. 2023), B examples, P positions.
-With a bias, A's last coordinate is the constant 1. Then A (x) G estimates the Fisher of the per-example losses.
+N counts all leading axes of a dense layer's input (K-FAC expand, Eschenhagen et al. 2023), B the examples, P the
+positions. With a bias, A's last coordinate is the constant 1. A (x) G estimates the Fisher of the per-example losses.
 
-A factor may be gathered from the first k of N examples, which are a random sample where batches are: A is a mean over
-rows and takes k for N; g = dL/ds of a mean loss carries 1 / N, so that G also needs (N / k)^2 (:func:`first_examples`).
+A factor may be computed from the first k of N examples, which are a random sample if batches are. A is a mean over rows
+and takes k for N. G also needs the factor (N / k)^2, because g = dL/ds of a mean loss carries 1 / N
+(:func:`first_examples`).
 
-A factor is gathered block-diagonal in the first place, [e c n, b, R] x [e c n, R, b]: no d x d product is formed.
+Only the diagonal blocks are computed, [e c n, b, R] x [e c n, R, b]: no d x d product is formed.
 """
 
 from __future__ import annotations
@@ -30,15 +31,15 @@ from thor.runtime.graph_ops import constant, constants, reshaped, swapped
 
 _product, _sum = ops.MatMul(), ops.ReduceSum()
 _gram, _gram_by_rows = ops.BatchMatMul(transpose_b=True), ops.BatchMatMul(transpose_a=True)
-_behind, _behind_by_rows = ops.Concat(2), ops.Concat(3)
+_append, _append_by_rows = ops.Concat(2), ops.Concat(3)
 _cast = ops.Cast()
 
-#: Positions from which on each example is a part: of fewer, the products are larger than what they are made of.
+#: From this number of positions on, each example is a part. With fewer, its product would be larger than its features.
 PART_POSITIONS = 128
 
 
 def first_examples(x, share):
-    """The first ``share`` of x along axis 0, at least one, and how many times as many there are in all: N / k."""
+    """The first k of the N examples in x (axis 0), k being ``share`` of N but at least 1; and N / k."""
     count = x.shape[0]
     kept = max(1, int(count * share))
     if kept == count:
@@ -47,28 +48,28 @@ def first_examples(x, share):
 
 
 def dense_input(x):
-    """Input rows [N, I] to features by rows [1, 1, N, I] and A's scale 1 / N."""
+    """Input rows [N, I] as features by rows [1, 1, N, I], and A's scale 1 / N."""
     rows, inputs = x.shape
     return reshaped(_cast(x, ms.float32), (1, 1, rows, inputs)), 1.0 / rows
 
 
 def dense_output(g):
-    """Output gradients [N, O] to features by rows [1, 1, N, O] and G's scale N."""
+    """Output gradients [N, O] as features by rows [1, 1, N, O], and G's scale N."""
     rows, outputs = g.shape
     return reshaped(_cast(g, ms.float32), (1, 1, rows, outputs)), 1.0 * rows
 
 
 def conv_input(x, geometry):
-    """Input [B, C, H, W] to features [B, g, (C / g) k, P], or [1, g, ..., B P], and A's scale 1 / B.
+    """Input [B, C, H, W] as features [B, g, (C / g) k, P], or [1, g, (C / g) k, B P], and A's scale 1 / B.
 
-    Coordinates stand in the order (channel, kernel position).
+    Coordinates are ordered (channel, kernel position).
     """
     patches = geometry(_cast(x, ms.float32))
     return parts(patches, geometry.groups), 1.0 / patches.shape[0]
 
 
 def conv_input_by_position(x, geometry):
-    """As :func:`conv_input`, with coordinates in the order (kernel position, channel)."""
+    """As :func:`conv_input`, with coordinates ordered (kernel position, channel)."""
     patches = geometry(_cast(x, ms.float32))
     batch, coordinates, positions = patches.shape
     groups, area = geometry.groups, geometry.kernel[0] * geometry.kernel[1]
@@ -77,14 +78,14 @@ def conv_input_by_position(x, geometry):
 
 
 def conv_output(g, groups):
-    """Output gradients [B, O, H, W] to features [B, g, O / g, P], or [1, g, O / g, B P], and G's scale B / P."""
+    """Output gradients [B, O, H, W] as features [B, g, O / g, P], or [1, g, O / g, B P], and G's scale B / P."""
     batch, channels, height, width = g.shape
     positions = height * width
     return parts(reshaped(_cast(g, ms.float32), (batch, channels, positions)), groups), 1.0 * batch / positions
 
 
 def parts(values, groups):
-    """[B, C, P] as features: each example a part where it has many positions, else all rows in one part."""
+    """[B, C, P] as features: each example is a part if it has many positions, else all rows are in one part."""
     batch, channels, positions = values.shape
     if positions >= PART_POSITIONS:
         return reshaped(values, (batch, groups, channels // groups, positions))
@@ -93,17 +94,18 @@ def parts(values, groups):
 
 
 def token_frequencies(ids, vocabulary):
-    """Share of each token among ids [...], as diagonal blocks [1, V, 1, 1]: the A of an embedding."""
+    """Relative frequency of each token in ids [...], as diagonal blocks [1, V, 1, 1]: the A of an embedding."""
     flat = ids.reshape(-1)
     counts = ops.unsorted_segment_sum(ops.ones(flat.shape, ms.float32), flat, vocabulary)
     return (counts / flat.shape[0]).reshape(1, vocabulary, 1, 1)
 
 
 def balance(rows, blocks, dim):
-    """The scale s with which rows R s and columns C / s have one mean diagonal.
+    """The scale s for which the factors R s of the weight's rows and C / s of its columns have equal mean diagonals.
 
-    A weight that is used twice, as an embedding and as a decoder, has F ~ R_1 x C_1 + R_2 x C_2. One pair of factors
-    stands for the sum, (R_1 + R_2) x (C_1 + C_2), which is good only if the two uses share their scales out alike.
+    A weight that is used twice, as an embedding and as a decoder, has F ~ R_1 (x) C_1 + R_2 (x) C_2. One pair of
+    factors approximates this sum by (R_1 + R_2) (x) (C_1 + C_2), which is good only if R and C are scaled alike in both
+    uses. ``rows`` is the diagonal of R, ``blocks`` are those of C, of dimension ``dim``.
     """
     mean_rows, mean_columns = rows.mean(), traces(blocks).sum() / dim
     floor = ops.full_like(mean_rows, 1e-30)
@@ -111,56 +113,57 @@ def balance(rows, blocks, dim):
 
 
 def per_example(values, channel_last):
-    """Sum a layer's values over everything but examples (axis 0) and channels: [B, C]."""
+    """Sum values over all axes but those of examples (axis 0) and channels: [B, C]."""
     if channel_last:
         return values.reshape(values.shape[0], -1, values.shape[-1]).sum(1)
     return values.reshape(values.shape[0], values.shape[1], -1).sum(-1)
 
 
 def diagonal_fisher(gradients):
-    """Diagonal blocks [1, C, 1, 1] of the empirical Fisher B sum_b g_b g_b^T, from per-example parts [B, C].
+    """Diagonal blocks [1, C, 1, 1] of the empirical Fisher B sum_b g_b g_b^T, from the examples' parts g_b, [B, C].
 
-    With a mean loss L, B dL/dw's part of example b is the gradient of its own loss; their mean square is the Fisher.
+    With a mean loss L, dL/dw = sum_b g_b, and B g_b is the gradient of example b's own loss. The Fisher is the mean of
+    the squares of these gradients.
     """
     batch, channels = gradients.shape
     return ((gradients * gradients).sum(0) * batch).reshape(1, channels, 1, 1)
 
 
 def batch_normalized(x, epsilon):
-    """X [B, C, ...] with mean 0 and variance 1 in each channel over examples and positions."""
+    """Normalise x [B, C, ...] to mean 0 and variance 1 in each channel, over examples and positions."""
     flat = x.astype(ms.float32).reshape(x.shape[0], x.shape[1], -1)
     centred = flat - flat.mean((0, 2), keep_dims=True)
     return (centred * ops.rsqrt((centred * centred).mean((0, 2), keep_dims=True) + epsilon)).reshape(x.shape)
 
 
 def layer_normalized(x, epsilon):
-    """X [..., C] with mean 0 and variance 1 along its last axis."""
+    """Normalise x [..., C] to mean 0 and variance 1 along its last axis."""
     x = x.astype(ms.float32)
     centred = x - x.mean(-1, keep_dims=True)
     return centred * ops.rsqrt((centred * centred).mean(-1, keep_dims=True) + epsilon)
 
 
-def behind(features, values):
-    """Features [e, c, d, R] with constant coordinates behind the others: 1 for a bias, zeros that make blocks even."""
+def append_constants(features, values):
+    """Append constant coordinates to features [e, c, d, R]: 1 for a bias, zeros for padding."""
     count, copies, _, rows = features.shape
-    return _behind((features, constants((count, copies, len(values), rows), values, 2)))
+    return _append((features, constants((count, copies, len(values), rows), values, 2)))
 
 
-def behind_by_rows(features, values):
-    """The same for features by rows, [1, 1, R, d]."""
-    return _behind_by_rows((features, constants((1, 1, features.shape[2], len(values)), values, 3)))
+def append_constants_by_rows(features, values):
+    """As :func:`append_constants`, for features by rows, [1, 1, R, d]."""
+    return _append_by_rows((features, constants((1, 1, features.shape[2], len(values)), values, 3)))
 
 
 def block_gram(features, scale, size, count):
     """The diagonal blocks [c, n, b, b] of scale * X X^T, for features [e, c, n b, R]."""
-    many, copies, _, rows = features.shape
+    part_count, copies, _, rows = features.shape
     blocks = reshaped(features, (-1, size, rows))
-    sums = over_parts(reshaped(_gram(blocks, blocks), (many, -1)))
+    sums = sum_over_parts(reshaped(_gram(blocks, blocks), (part_count, -1)))
     return reshaped(sums * scale, (copies, count, size, size))
 
 
 def block_gram_by_rows(features, scale, size, count):
-    """The same for features by rows, [1, 1, R, n b]."""
+    """As :func:`block_gram`, for features by rows, [1, 1, R, n b]."""
     rows = features.shape[2]
     blocks = reshaped(swapped(features, 1, rows, count, size), (count, rows, size))
     return reshaped(_gram_by_rows(blocks, blocks) * scale, (1, count, size, size))
@@ -168,70 +171,71 @@ def block_gram_by_rows(features, scale, size, count):
 
 def diagonal(features, scale):
     """The diagonal [c, d, 1, 1] of scale * X X^T, for features [e, c, d, R]."""
-    many, copies, dim, _ = features.shape
-    sums = over_parts(reshaped(_sum(features * features, -1), (many, -1)))
+    part_count, copies, dim, _ = features.shape
+    sums = sum_over_parts(reshaped(_sum(features * features, -1), (part_count, -1)))
     return reshaped(sums * scale, (copies, dim, 1, 1))
 
 
 def diagonal_by_rows(features, scale):
-    """The same for features by rows, [1, 1, R, d]."""
+    """As :func:`diagonal`, for features by rows, [1, 1, R, d]."""
     return reshaped(_sum(features * features, 2) * scale, (1, features.shape[3], 1, 1))
 
 
 def scaled_mean(features, scale):
-    """U [c, d, 1] with scale * X X^T - u u^T positive semi-definite: u = sqrt(scale / R) * sum of rows.
+    """The scaled mean u [c, d, 1] = sqrt(scale / (e R)) * sum of all e R rows.
 
-    u u^T is R * scale times the outer product of the mean row, the largest share of the mean's direction that can be
-    taken out (Jensen). For a dense layer's A it is the mean input itself.
+    u u^T is e R * scale times the outer product of the mean row. By Jensen's inequality scale * X X^T - u u^T is
+    positive semi-definite, and no larger multiple of u u^T has this property for all X. For a dense layer's A, u is the
+    mean input.
     """
-    many, copies, dim, each = features.shape
-    sums = _product(reshaped(features, (-1, each)), constant((each, 1), 1.0))
-    return reshaped(over_parts(reshaped(sums, (many, -1))) * root(scale, many * each), (copies, dim, 1))
+    part_count, copies, dim, rows = features.shape
+    sums = _product(reshaped(features, (-1, rows)), constant((rows, 1), 1.0))
+    return reshaped(sum_over_parts(reshaped(sums, (part_count, -1))) * root(scale, part_count * rows), (copies, dim, 1))
 
 
 def scaled_mean_by_rows(features, scale):
-    """The same for features by rows, [1, 1, R, d]."""
+    """As :func:`scaled_mean`, for features by rows, [1, 1, R, d]."""
     _, _, rows, dim = features.shape
     sums = _product(constant((1, rows), 1.0), reshaped(features, (rows, dim)))
     return reshaped(sums * root(scale, rows), (1, dim, 1))
 
 
 def bias_mean(features, scale):
-    """[c, 1, 1]: what :func:`scaled_mean` has for a coordinate that is 1 in all rows, sqrt(scale R)."""
-    many, copies, _, each = features.shape
-    return constant((copies, 1, 1), many * each * root(scale, many * each))
+    """The entry [c, 1, 1] of :func:`scaled_mean` for a coordinate that is 1 in all rows, sqrt(scale e R)."""
+    part_count, copies, _, rows = features.shape
+    return constant((copies, 1, 1), part_count * rows * root(scale, part_count * rows))
 
 
 def bias_mean_by_rows(features, scale):
-    """The same for features by rows, [1, 1, R, d]."""
+    """As :func:`bias_mean`, for features by rows, [1, 1, R, d]."""
     return constant((1, 1, 1), features.shape[2] * root(scale, features.shape[2]))
 
 
 def root(scale, rows):
-    """Sqrt(scale / rows)."""
+    """The square root of scale / rows."""
     return (scale / rows) ** 0.5
 
 
 def sketch(features, scale, probe):
-    """Z = scale * X (X^T Q), [c, n b, r] for Q [c, n b, r]: the factor applied to Q without forming it."""
-    each = ops.broadcast_to(probe.expand_dims(0), features.shape[:1] + probe.shape)
-    z = _gram(features, _gram_by_rows(each, features))
-    return reshaped(over_parts(reshaped(z, (features.shape[0], -1))) * scale, probe.shape)
+    """Z = scale * X (X^T Q) [c, n b, r] for a probe Q [c, n b, r]: the factor times Q, without forming the factor."""
+    probes = ops.broadcast_to(probe.expand_dims(0), features.shape[:1] + probe.shape)
+    z = _gram(features, _gram_by_rows(probes, features))
+    return reshaped(sum_over_parts(reshaped(z, (features.shape[0], -1))) * scale, probe.shape)
 
 
 def sketch_by_rows(features, scale, probe):
-    """The same for features by rows, [1, 1, R, n b]."""
+    """As :func:`sketch`, for features by rows, [1, 1, R, n b]."""
     transposed = reshaped(features, features.shape[1:])
     return _gram_by_rows(transposed, ops.bmm(transposed, probe)) * scale
 
 
-def over_parts(values):
-    """The sum of [e, m] over the parts, [1, m], by a product: MindSpore's CPU sums along the first axis slowly."""
+def sum_over_parts(values):
+    """Sum values [e, m] over the parts: [1, m]. A matrix product, for MindSpore's CPU sums along axis 0 slowly."""
     return _product(constant((1, values.shape[0]), 1.0), values)
 
 
 def traces(blocks):
-    """Tr of each copy's factor, [c], from its blocks [c, n, b, b]."""
+    """The trace of each copy's factor, [c], from its blocks [c, n, b, b]."""
     copies, count, size, _ = blocks.shape
     diagonal = ops.range(0, size * size, size + 1)
     return ops.gather(blocks.reshape(copies * count, size * size), diagonal, 1).reshape(copies, -1).sum(-1)

@@ -1,7 +1,7 @@
-"""Cells that make a factor's statistics, put together of parts when a layer is captured.
+"""Cells that compute a factor's statistics, assembled from smaller Cells when a layer is captured.
 
-No ``construct`` has a branch: MindSpore's compiler parses and infers both sides of one at every use, and a network's
-factors are made by two uses a layer. What can be decided before is decided in :func:`statistics_of`.
+No ``construct`` has a branch, because MindSpore's compiler parses and infers both sides of a branch at every use, and
+these Cells are used twice per layer. All choices are made beforehand, in :func:`statistics_of`.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from thor.runtime.graph_ops import constant, shared
 
 
 class DenseInput(nn.Cell):
-    """Features and scale of rows of inputs; see formulas.py."""
+    """Features and scale of a dense layer's input rows (see formulas.py)."""
 
     def construct(self, x):
         return formulas.dense_input(x)
 
 
 class DenseOutput(nn.Cell):
-    """Features and scale of rows of output gradients."""
+    """Features and scale of a dense layer's output gradients."""
 
     def construct(self, x):
         return formulas.dense_output(x)
@@ -40,7 +40,7 @@ class ConvInput(nn.Cell):
 
 
 class ConvInputByPosition(ConvInput):
-    """The same, kernel positions before channels."""
+    """As :class:`ConvInput`, with coordinates ordered (kernel position, channel)."""
 
     def construct(self, x):
         return formulas.conv_input_by_position(x, self.geometry)
@@ -57,30 +57,30 @@ class ConvOutput(nn.Cell):
         return formulas.conv_output(x, self.groups)
 
 
-class OfFirst(nn.Cell):
-    """Features and scale of the first ``share`` of the examples; ``power`` is 2 for output gradients, else 0."""
+class FirstExamples(nn.Cell):
+    """Features and scale of the first k of N examples; (N / k)^``power`` corrects the scale (see formulas.py)."""
 
     def __init__(self, features: nn.Cell, share: float, power: int):
         super().__init__(auto_prefix=False)
         self.features, self.share, self.power = features, share, power
 
     def construct(self, x):
-        kept, times = formulas.first_examples(x, self.share)
+        kept, ratio = formulas.first_examples(x, self.share)
         features, scale = self.features(kept)
-        return features, scale * times**self.power
+        return features, scale * ratio**self.power
 
 
-class Behind(nn.Cell):
-    """Features with constant coordinates behind them, and scale."""
+class AppendConstants(nn.Cell):
+    """Features with constant coordinates appended, and scale."""
 
     def __init__(self, features: nn.Cell, values: tuple[float, ...], by_rows: bool):
         super().__init__(auto_prefix=False)
         self.features, self.values = features, values
-        self.put = formulas.behind_by_rows if by_rows else formulas.behind
+        self.with_constants = formulas.append_constants_by_rows if by_rows else formulas.append_constants
 
     def construct(self, x):
         features, scale = self.features(x)
-        return self.put(features, self.values), scale
+        return self.with_constants(features, self.values), scale
 
 
 class Blocks(nn.Cell):
@@ -96,7 +96,7 @@ class Blocks(nn.Cell):
 
 
 class Diagonal(nn.Cell):
-    """Blocks of one."""
+    """The diagonal of a factor, as blocks of one row."""
 
     def __init__(self, by_rows: bool):
         super().__init__(auto_prefix=False)
@@ -107,14 +107,14 @@ class Diagonal(nn.Cell):
 
 
 class NothingBeside(nn.Cell):
-    """Where blocks stand alone."""
+    """Zeros, for plain blocks: they have no scaled mean and no low-rank part."""
 
     def construct(self, features, scale, probe):
         return ops.zeros_like(probe)
 
 
 class MeanBeside(nn.Cell):
-    """What "block+mean" keeps beside the blocks."""
+    """The scaled mean of "block+mean"."""
 
     def __init__(self, by_rows: bool):
         super().__init__(auto_prefix=False)
@@ -125,18 +125,18 @@ class MeanBeside(nn.Cell):
 
 
 class MeanAndBiasBeside(MeanBeside):
-    """The same, and behind it the mean of the bias's constant 1, for which the features have no coordinate."""
+    """The scaled mean, followed by the entry of a separate bias, for which the features have no coordinate."""
 
     def __init__(self, by_rows: bool):
         super().__init__(by_rows)
-        self.of_bias = formulas.bias_mean_by_rows if by_rows else formulas.bias_mean
+        self.bias_mean = formulas.bias_mean_by_rows if by_rows else formulas.bias_mean
 
     def construct(self, features, scale, probe):
-        return ops.cat((self.mean(features, scale), self.of_bias(features, scale)), 1)
+        return ops.cat((self.mean(features, scale), self.bias_mean(features, scale)), 1)
 
 
 class SketchBeside(nn.Cell):
-    """What "block+rank" keeps beside the blocks."""
+    """Z = A Q of "block+rank"."""
 
     def __init__(self, by_rows: bool):
         super().__init__(auto_prefix=False)
@@ -147,7 +147,7 @@ class SketchBeside(nn.Cell):
 
 
 class Statistics(nn.Cell):
-    """Fresh statistics of one factor: blocks, what the split keeps beside them, and a 1 that counts uses."""
+    """Fresh statistics of one factor: blocks, the scaled mean or low-rank part, and a 1 that counts uses."""
 
     def __init__(self, features: nn.Cell, blocks: nn.Cell, beside: nn.Cell):
         super().__init__(auto_prefix=False)
@@ -162,18 +162,19 @@ def statistics_of(
     cut: Cut, share: float, kind: str, homogeneous: bool = False, geometry: convolution.Geometry | None = None,
     copies: int = 1, order: str = "channel",
 ) -> Statistics:  # fmt: skip
-    """What makes a factor's statistics from a layer's input or output gradient, one Cell for all layers of one form.
+    """The Cell that computes a factor's statistics from a layer's input or output gradient.
 
-    ``homogeneous`` adds the bias's coordinate; ``share`` of the examples is looked at.
+    All layers of one form share it. ``homogeneous`` appends the bias's coordinate 1 to the features. Only the first
+    ``share`` of the examples is used.
     """
     by_rows = kind.startswith("dense")
     features = _features(kind, geometry, copies, order)
     if share < 1.0:
-        features = shared(OfFirst, features, share, 2 if kind.endswith("output") else 0)
+        features = shared(FirstExamples, features, share, 2 if kind.endswith("output") else 0)
     inside = cut.dim - cut.bias_apart - homogeneous
     values = (1.0,) * homogeneous + (0.0,) * (cut.padded - inside - homogeneous)
     if values:
-        features = shared(Behind, features, values, by_rows)
+        features = shared(AppendConstants, features, values, by_rows)
     blocks = shared(Diagonal, by_rows) if cut.size == 1 else shared(Blocks, cut.size, cut.count, by_rows)
     return shared(Statistics, features, blocks, _beside(cut, by_rows))
 

@@ -1,1 +1,1 @@
-"""What knows Ascend, GPU, CPU and MindSpore's oddities."""
+"""Devices and MindSpore: the only package that knows Ascend, GPU, CPU and the peculiarities of MindSpore."""

@@ -1,7 +1,7 @@
-"""Convolution as patches times weights: the geometry, the patches, and a forward pass made of them.
+"""Convolution as a product of patches and weights: geometry, patches, and a forward pass that computes this way.
 
 Shapes: B examples, C input channels, O output channels, H x W pixels, k = kh * kw kernel positions, P output positions.
-The order of a patch's coordinates is (channel, kernel row, kernel column), that of the weight [O, C / groups, kh, kw].
+The coordinates of a patch are ordered (channel, kernel row, kernel column), as in the weight [O, C / groups, kh, kw].
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from thor.runtime.graph_ops import shared
 
 
 class Geometry(nn.Cell):
-    """What a convolution reads: kernel, stride, dilation, groups and padding (top, bottom, left, right).
+    """Geometry of a convolution: kernel, stride, dilation, groups and padding (top, bottom, left, right).
 
-    A Cell only so that its numbers are constants of a compiled graph.
+    It is a Cell only so that its numbers are constants of a compiled graph.
     """
 
     def __init__(
@@ -28,7 +28,7 @@ class Geometry(nn.Cell):
         self.pad_mode, self.pads = pad_mode, pads
 
     def padding(self, height: int, width: int) -> tuple[int, int, int, int]:
-        """(top, bottom, left, right) for an input of ``height`` x ``width``, as MindSpore's three pad modes define."""
+        """Padding (top, bottom, left, right) of an input of ``height`` x ``width``, in MindSpore's three pad modes."""
         if self.pad_mode == "valid":
             return (0, 0, 0, 0)
         if self.pad_mode == "pad":
@@ -57,7 +57,7 @@ class Geometry(nn.Cell):
 
 
 def geometry_of(conv: nn.Conv2d) -> Geometry:
-    """The geometry of an ``nn.Conv2d``, one object for all that read alike."""
+    """The geometry of an ``nn.Conv2d``. Layers of equal geometry share one object."""
     sizes = map(_last_two, (conv.kernel_size, conv.stride, conv.dilation))
     pads = (conv.padding,) * 4 if isinstance(conv.padding, int) else tuple(conv.padding)
     return shared(Geometry, *sizes, conv.group, conv.pad_mode, pads)
@@ -68,7 +68,7 @@ def _last_two(value) -> tuple[int, int]:
 
 
 def same_padding(length: int, kernel: int, stride: int, dilation: int) -> tuple[int, int]:
-    """(before, after) of pad_mode "same": the output has ceil(length / stride) positions; an odd rest goes after."""
+    """Padding (before, after) of pad_mode "same": ceil(length / stride) outputs; an odd padding has more after."""
     outputs = (length + stride - 1) // stride
     total = (outputs - 1) * stride + dilation * (kernel - 1) + 1 - length
     total = total if total > 0 else 0
@@ -76,16 +76,16 @@ def same_padding(length: int, kernel: int, stride: int, dilation: int) -> tuple[
 
 
 def output_length(padded: int, kernel: int, stride: int, dilation: int) -> int:
-    """Positions a kernel takes along an axis of ``padded`` pixels."""
+    """Number of outputs along an axis of ``padded`` pixels, padding included."""
     return (padded - dilation * (kernel - 1) - 1) // stride + 1
 
 
 def convolve(x, weight, geometry, out_channels):
-    """X [B, C, H, W] convolved with weight [O, C / g, kh, kw] as one product a group: [B, O, H', W']."""
+    """Convolve x [B, C, H, W] with weight [O, C / groups, kh, kw], one matrix product per group: [B, O, H', W']."""
     batch, _, height, width = x.shape
     rows, columns = geometry.output_size(height, width)
     groups = geometry.groups
-    if weight.dtype != x.dtype:  # a layer of mixed precision casts its input, and only MindSpore's own operators
+    if weight.dtype != x.dtype:  # mixed precision casts the input; only MindSpore's layers cast the weight
         weight = ops.cast(weight, x.dtype)
     patches = geometry(x).reshape(batch * groups, -1, rows * columns)
     flat = weight.reshape(1, groups, out_channels // groups, -1)
@@ -94,7 +94,7 @@ def convolve(x, weight, geometry, out_channels):
 
 
 class PatchConv2d(nn.Conv2d):
-    """An ``nn.Conv2d`` whose forward pass is patches times weights. Made by class assignment, never constructed."""
+    """An ``nn.Conv2d`` that multiplies patches by weights. Made by class assignment, never constructed."""
 
     def construct(self, x):
         """As ``nn.Conv2d``."""
@@ -110,7 +110,7 @@ def can_run_as_patches(cell: nn.Cell) -> bool:
 
 
 def use_patches(net: nn.Cell) -> int:
-    """Turn every plain ``nn.Conv2d`` of the network into a :class:`PatchConv2d`, in place; returns how many."""
+    """Turn every plain ``nn.Conv2d`` of the network into a :class:`PatchConv2d`, in place; return their number."""
     convolutions = [cell for _, cell in net.cells_and_names() if can_run_as_patches(cell)]
     make_patched(convolutions)
     forget_graphs(net)
@@ -118,7 +118,7 @@ def use_patches(net: nn.Cell) -> int:
 
 
 def forget_graphs(net: nn.Cell) -> None:
-    """Have the network's own calls compiled anew: MindSpore goes on with a graph whatever its layers have become."""
+    """Drop the network's compiled graphs: MindSpore would go on running them after a layer's class has changed."""
     for _, cell in net.cells_and_names():
         cell.compile_cache.clear()
 
@@ -131,12 +131,12 @@ def make_patched(convolutions: Iterable[nn.Cell]) -> None:
 
 
 def patched(net: nn.Cell) -> list[nn.Cell]:
-    """The layers that :func:`use_patches` has changed, captured since or not."""
+    """The layers that :func:`use_patches` has changed, including those that were captured afterwards."""
     return [c for _, c in net.cells_and_names() if PatchConv2d in (type(c), getattr(c, "thor_original", None))]
 
 
 def restore(net: nn.Cell) -> int:
-    """Undo :func:`use_patches`; returns how many layers were restored."""
+    """Undo :func:`use_patches`; return the number of layers restored."""
     changed = [cell for _, cell in net.cells_and_names() if type(cell) is PatchConv2d]
     for cell in changed:
         cell.__class__ = nn.Conv2d

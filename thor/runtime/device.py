@@ -1,14 +1,14 @@
-"""The only module that knows Ascend, GPU and CPU apart.
+"""Device targets: the only module that distinguishes Ascend, GPU and CPU.
 
-It answers which target runs, how a convolution is computed there, which inverse suits it, and how deep a graph may be.
-Everything else in the package is written once, with operators that MindSpore documents for all three targets.
+It tells which target runs, how a convolution is computed there, which inverse suits it, and how deep a graph may be.
+The rest of the package uses only operators that MindSpore documents for all three targets.
 
 Convolutions on a CPU
-    oneDNN has no fast float32 NCHW kernel under AVX-512 and falls back to a reference loop, thirty times slower than
-    its AVX2 kernel. ``DNNL_MAX_CPU_ISA=AVX2`` cures that, but halves the speed of matrix products, must be set before
-    the first operator runs, and is one setting for the whole process. So where the native kernel is slow, a
-    convolution runs as patches times weights, which needs no setting at all; everywhere else it stays native.
-    The choice depends on the machine alone, never on a timing, so that a run repeats bit for bit.
+    Under AVX-512, oneDNN has no fast float32 NCHW kernel and falls back to a reference loop, far slower than its AVX2
+    kernel. ``DNNL_MAX_CPU_ISA=AVX2`` selects the AVX2 kernel, but slows down matrix products, must be set before the
+    first operator runs, and holds for the entire process. Where the native kernel is slow, a convolution therefore
+    runs as patches times weights, which needs no setting; elsewhere it stays native. The choice depends only on the
+    machine, never on a timing, so that a run repeats bit for bit.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ from pathlib import Path
 
 import mindspore as ms
 
+from thor.runtime.convolution import use_patches
+
 try:
     import resource
-except ImportError:  # Windows has no such limit to raise
+except ImportError:  # Windows has no stack limit to raise
     resource = None  # type: ignore[assignment]
 
 TARGETS = ("CPU", "GPU", "Ascend")
@@ -34,8 +36,8 @@ INVERSES = ("lapack", "cholesky", "newton-schulz")
 CONVOLUTIONS = ("native", "patches")
 CONVOLUTION_VARIABLE = "THOR_CONVOLUTION"
 
-#: What inverts a damped block best: LAPACK on the host where the tensors are there already, batched Cholesky where
-#: ``ops.cholesky`` exists (GPU, CPU), matrix products alone where only they are fast (Ascend).
+#: The fastest inverse on each target: LAPACK where tensors are in host memory (CPU), batched Cholesky where
+#: ``ops.cholesky`` runs on the device (GPU), Newton-Schulz where only matrix products are fast (Ascend).
 _INVERSE_OF_TARGET = {"CPU": "lapack", "GPU": "cholesky", "Ascend": "newton-schulz"}
 
 _RECURSION_LIMIT = 10_000
@@ -44,9 +46,9 @@ _STACK = 256 * 2**20
 #: oneDNN instruction-set caps under which the native convolution is the fast AVX2 one.
 _CAPS_BELOW_AVX512 = {"SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2"}
 _CAP_VARIABLES = ("DNNL_MAX_CPU_ISA", "ONEDNN_MAX_CPU_ISA")
-_AVX512_BIT = 0x20  # of dnnl_cpu_isa_t, in every set from avx512_core on
+_AVX512_BIT = 0x20  # of oneDNN's dnnl_cpu_isa_t: set in avx512_core and every later instruction set
 
-#: MindSpore's cache of compiled graphs, found again by source files and order alone (docs/speed.md).
+#: Switches on MindSpore's compile cache, which tells graphs apart only by source files and order (docs/speed.md).
 CACHE_VARIABLE = "MS_COMPILER_CACHE_ENABLE"
 
 
@@ -57,12 +59,12 @@ def _is_present(target: str) -> bool:
     try:
         return bool(probe and probe.is_available())
     except (RuntimeError, ValueError, AttributeError, OSError):
-        return False  # MindSpore raises where a plugin is missing instead of answering
+        return False  # MindSpore raises where a plugin is missing
 
 
 @contextmanager
-def _unwarned() -> Iterator[None]:
-    """MindSpore warns of each device that is asked for and is not there; nobody has asked for this one."""
+def _without_warnings() -> Iterator[None]:
+    """Silence MindSpore's warnings of missing devices while this module looks for the ones that are present."""
     before = logging.root.manager.disable
     logging.disable(max(before, logging.WARNING))
     try:
@@ -72,8 +74,8 @@ def _unwarned() -> Iterator[None]:
 
 
 def present() -> list[str]:
-    """The targets that MindSpore can use here."""
-    with _unwarned():
+    """The targets that MindSpore can use on this machine."""
+    with _without_warnings():
         return [name for name in TARGETS if _is_present(name)]
 
 
@@ -84,14 +86,14 @@ def select(target: str = "auto") -> str:
         target: ``"CPU"``, ``"GPU"``, ``"Ascend"``, or ``"auto"`` for the best one present.
 
     Raises:
-        ValueError: an unknown name, or a device that is not there.
+        ValueError: the name is unknown, or the device is not available.
     """
     names = {name.lower(): name for name in (*TARGETS, "auto")}
     if not isinstance(target, str) or target.lower() not in names:
         raise ValueError(f"device must be one of {', '.join(TARGETS)} or auto, but got {target!r}")
     wanted = names[target.lower()]
     if wanted == "auto":
-        with _unwarned():
+        with _without_warnings():
             wanted = next((name for name in ("Ascend", "GPU") if _is_present(name)), "CPU")
     elif not _is_present(wanted):
         raise ValueError(
@@ -111,9 +113,10 @@ def current() -> str:
 
 
 def allow_deep_graphs() -> None:
-    """Let MindSpore's compiler follow as many nested calls as a step over 54 layers takes; its own limit is 1000.
+    """Let MindSpore compile steps of deep networks: raise its limit on nested calls and this process's stack limit.
 
-    It follows them on the stack of this process, which the system lets grow to 8 MiB unless it is told otherwise.
+    MindSpore's default of 1000 nested calls is too low for a network such as ResNet-50. The compiler recurses on the
+    stack of this process, for which the usual limit of 8 MiB is then too small.
     """
     ms.set_recursion_limit(_RECURSION_LIMIT)
     if resource is None:
@@ -125,23 +128,23 @@ def allow_deep_graphs() -> None:
 
 
 def trim_memory() -> None:
-    """Give freed memory back to the system, where the C library can (glibc): it keeps tens of MiB for every graph."""
+    """Return freed memory to the system, if the C library can: glibc keeps much of what a compilation has freed."""
     with suppress(AttributeError, OSError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def squares_quickly() -> bool:
-    """Whether L2Loss is quick: on a CPU it is, on a GPU very slow (MindSpore 2.10); on Ascend nobody measured it."""
+def l2_loss_is_fast() -> bool:
+    """Whether L2Loss is fast: on a CPU. It is very slow on a GPU, and taken to be slow on Ascend."""
     return current() == "CPU"
 
 
-def gathers_in_groups() -> bool:
-    """Whether AllGather works among some of the ranks. A CPU's knows all of them only (MindSpore 2.10)."""
+def supports_group_all_gather() -> bool:
+    """Whether AllGather works within a group of some ranks. On a CPU it works only among all of them."""
     return current() != "CPU"
 
 
 def inverse_method(requested: str | None = None) -> str:
-    """The inverse that suits the current target, or the one asked for, checked."""
+    """The inverse that suits the current target, or ``requested`` if given and valid (else ValueError)."""
     if requested is None:
         return _INVERSE_OF_TARGET.get(current(), "newton-schulz")
     if requested not in INVERSES:
@@ -159,7 +162,7 @@ def _has_avx512() -> bool:
 
 
 def convolution_path() -> str:
-    """``"native"`` or ``"patches"``: how a convolution runs on the current target (see the module's text).
+    """``"native"`` or ``"patches"``: how a convolution runs on the current target (see the module's docstring).
 
     The environment variable ``THOR_CONVOLUTION`` overrides the choice.
     """
@@ -174,7 +177,7 @@ def convolution_path() -> str:
 
 
 def _capped() -> bool:
-    """Whether oneDNN keeps below AVX-512. It reads its setting once; one that came after that is warned of."""
+    """Whether a setting keeps oneDNN below AVX-512. oneDNN reads the setting once; a later one is warned of."""
     name = next((name for name in _CAP_VARIABLES if os.environ.get(name)), None)
     if name is None or os.environ[name].upper() not in _CAPS_BELOW_AVX512:
         return False
@@ -191,9 +194,9 @@ def _capped() -> bool:
 
 
 def _instruction_sets() -> int | None:
-    """What oneDNN itself says that it may use, one bit a set; None where MindSpore has not loaded it, or another one.
+    """Bit mask of the instruction sets that oneDNN may use; None if it is not loaded or does not tell.
 
-    Asking fixes the setting, as the first operator would.
+    The call fixes oneDNN's setting, as the first operator would.
     """
     try:
         lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="ignore").splitlines()
@@ -204,23 +207,21 @@ def _instruction_sets() -> int | None:
 
 
 def fast_convolutions(net: ms.nn.Cell) -> int:
-    """Make the network's ``nn.Conv2d`` layers fast on this target, in place; returns how many were changed.
+    """Make the network's ``nn.Conv2d`` layers fast on this target, in place; return the number changed.
 
-    For a network trained with a first-order optimizer; layers captured by THOR are served already. Names, values and
-    checkpoints stay as they are, and ``thor.detach(net)`` undoes it.
+    This is for networks trained with a first-order optimizer: THOR does the same for the layers that it captures.
+    Names, values and checkpoints do not change. ``thor.detach(net)`` undoes it.
     """
-    from thor.runtime.convolution import use_patches  # device.py sits at the bottom of the import order
-
     return use_patches(net) if convolution_path() == "patches" else 0
 
 
 def caches_graphs() -> bool:
-    """Whether MindSpore is to keep compiled graphs from one process for the next."""
+    """Whether MindSpore's compile cache is on, which keeps compiled graphs for later processes."""
     return os.environ.get(CACHE_VARIABLE) == "1" or bool(ms.get_context("enable_compile_cache"))
 
 
 def warn_of_cached_graphs() -> None:
-    """A kept graph is taken for another network's without a word, and its numbers are wrong."""
+    """Warn if MindSpore's compile cache is on: it may silently run another network's graph, with wrong results."""
     if caches_graphs():
         warnings.warn(
             f"MindSpore's compile cache is on ({CACHE_VARIABLE}, or enable_compile_cache of its context): it finds "

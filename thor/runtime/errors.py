@@ -1,12 +1,12 @@
-"""The error that a user is meant to see, and what an error of MindSpore's says."""
+"""The error that is shown to the user, and the readable part of MindSpore's error messages."""
 
 from __future__ import annotations
 
 
 def message_of(error: Exception) -> str:
-    """An error's message without MindSpore's C++ call stack behind it."""
+    """The message of an error, without the C++ call stack that MindSpore appends."""
     return str(error).split("\n\n-----", 1)[0].strip()
 
 
 class UserError(Exception):
-    """Something the user can mend. Its message says what is wrong and what to do; no traceback is shown."""
+    """An error that the user can correct. Its message says what is wrong and what to do; no traceback is shown."""

@@ -1,8 +1,7 @@
-"""Idioms that MindSpore compiles quickly, in place of Python's that cost it up to 0.2 s at every use.
+"""Operations that MindSpore compiles quickly, in place of Python idioms that it compiles slowly.
 
-Measured with MindSpore 2.10 (docs/speed.md): a tuple grown by ``+=`` in a loop is copied in the compiler's graph at
-each turn (17 to 25 ms an entry), a comprehension costs more (50 to 90), and of ``ops.split`` with sizes the compiler
-interprets the Python (197 ms a use).
+The compiler copies a tuple that grows by ``+=`` at every turn of the loop, takes even longer for a comprehension, and
+interprets the Python source of ``ops.split`` with sizes at every use (docs/speed.md).
 """
 
 from __future__ import annotations
@@ -15,33 +14,33 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
 
-#: ``over(function, tuple, ...)`` is the tuple of results; what else a function needs, ``ops.partial`` gives it first.
+#: ``over(function, tuple, ...)`` is the tuple of results. ``ops.partial`` binds further arguments, which come first.
 over = ops.Map()
 _cast, _product, _slice = ops.Cast(), ops.MatMul(), ops.Slice()
 _gather = ops.Gather()
-#: ``reshaped(x, shape)``: the operator, where ``x.reshape`` costs the compiler half as much again.
+#: ``reshaped(x, shape)``: the operator itself, which compiles faster than ``x.reshape``.
 reshaped = ops.Reshape()
 
 
 @functools.cache
 def shared(make: Any, *settings: Any) -> Any:
-    """``make(*settings)``, a Cell without Parameters: one object for all who ask with equal settings.
+    """The Cell ``make(*settings)``, which has no Parameters: one object for all calls with equal settings.
 
-    MindSpore parses a Cell's functions, infers types through them and differentiates them once for each object.
+    Sharing shortens compilation: MindSpore parses, infers and differentiates a Cell's functions once per object.
     """
     return make(*settings)
 
 
 def scaled(factor: Any, values: Any) -> Any:
-    """Each of a tuple times a number or a 0-d Tensor, in its own type."""
+    """Each entry of a tuple times a number or a 0-d Tensor, in the entry's own dtype."""
     return over(ops.partial(ops.mul, factor), values)
 
 
 def swapped(x: Any, outer: int, first: int, second: int, each: int) -> Any:
-    """X [outer, first, second, each], shaped as it may be, as [outer, second, first, each].
+    """Swap two axes: x, read as [outer, first, second, each], becomes [outer, second, first, each].
 
-    By a gather of its rows. MindSpore's Transpose on a CPU holds an 8-byte index of every single *entry* for as long as
-    its graph lives, twice what the tensor takes itself, and is slower by half (docs/speed.md).
+    The rows are gathered, because MindSpore's Transpose on a CPU is slower and keeps an index of every *entry*, larger
+    than the tensor itself, for as long as its graph lives (docs/speed.md).
     """
     order = _order_of_rows(outer, first, second)
     return reshaped(_gather(reshaped(x, (-1, each)), order, 0), (outer, second, first, each))
@@ -49,13 +48,13 @@ def swapped(x: Any, outer: int, first: int, second: int, each: int) -> Any:
 
 @ops.constexpr
 def constant(shape: tuple[int, ...], value: float) -> Tensor:
-    """A float32 Tensor of one number, made while a graph is compiled: ``ops.full`` is interpreted at every use."""
+    """A float32 Tensor filled with one number, made at compile time: ``ops.full`` is interpreted at every use."""
     return Tensor(np.full(shape, value, np.float32))
 
 
 @ops.constexpr
 def constants(shape: tuple[int, ...], values: tuple[float, ...], axis: int) -> Tensor:
-    """As :func:`constant`, of several numbers along an axis."""
+    """As :func:`constant`, with several numbers along an axis."""
     along = np.array(values, np.float32).reshape([-1 if i == axis else 1 for i in range(len(shape))])
     return Tensor(np.broadcast_to(along, shape).copy())
 
@@ -67,29 +66,29 @@ def _order_of_rows(outer: int, first: int, second: int) -> Tensor:
 
 
 def entries_of(x: Any, first: int, count: int) -> Any:
-    """x[first:first + count] of a vector."""
+    """The entries x[first : first + count] of a vector."""
     return _slice(x, (first,), (count,))
 
 
 def entry(values, index):
-    """One of a tuple."""
+    """Entry ``index`` of a tuple."""
     return values[index]
 
 
-def of_pair(values, pair):
+def nested_entry(values, pair):
     """The entry ``(first, second)`` of a tuple of tuples."""
     return values[pair[0]][pair[1]]
 
 
 def times(factor, value):
-    """The value scaled, in its own type; multiplied in float32, for in float16 a factor of 2^-25 is none."""
+    """Value times factor in the value's dtype, multiplied in float32: in float16 a factor of 2^-25 would be zero."""
     if value.dtype == ms.float16 or value.dtype == ms.bfloat16:
         return _cast(_cast(value, ms.float32) * factor, value.dtype)
     return value * factor.astype(value.dtype)
 
 
 def dot(x, y):
-    """<x, y> over all entries, float32."""
+    """The inner product <x, y> over all entries, in float32."""
     x, y = reshaped(_cast(x, ms.float32), (1, -1)), reshaped(_cast(y, ms.float32), (-1, 1))
     return reshaped(_product(x, y), ())
 

@@ -1,4 +1,4 @@
-"""JSON from files that anybody may have written."""
+"""JSON from files of unknown origin."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def parse(text: str) -> Any:
-    """What a JSON text holds; whatever is wrong with it is a ValueError, nesting beyond Python's stack too."""
+    """Parse a JSON text. An invalid text raises ValueError, also one nested too deeply for Python's stack."""
     try:
         return json.loads(text)
     except RecursionError as error:

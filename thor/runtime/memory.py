@@ -1,4 +1,4 @@
-"""How much memory there is to use: what the system has free, and no more than a container or a batch job may take."""
+"""Memory available to this process: free memory of the system, within the limits of its container or batch job."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-UNKNOWN = 8 * 2**30  # bytes, where the system does not say
+UNKNOWN = 8 * 2**30  # bytes assumed where the system does not say
 
 
 def available_memory(root: Path = Path("/")) -> int:
-    """Bytes of memory that are free for use, below ``root``'s limits; 8 GiB where the system does not say."""
+    """Bytes of memory available, read from the files below ``root``; 8 GiB free if the system does not say."""
     free = UNKNOWN
     with suppress(OSError, IndexError, ValueError):
         text = (root / "proc/meminfo").read_text(encoding="ascii")
         free = int(text.split("MemAvailable:")[1].split()[0]) * 1024
-    return max(0, min([free, *_left_by_groups(root)]))
+    return max(0, min([free, *_cgroup_headroom(root)]))
 
 
-def _left_by_groups(root: Path) -> Iterator[int]:
-    """What each of this process's control groups, and each group around those, still has of its limit.
+def _cgroup_headroom(root: Path) -> Iterator[int]:
+    """Bytes left below the memory limit of each control group of this process, and of each group's ancestors.
 
-    Docker, Kubernetes and Slurm limit memory so, and end what takes more; /proc/meminfo knows nothing of it.
+    Docker, Kubernetes and Slurm set such limits and kill a process that exceeds them; /proc/meminfo ignores them.
     """
     with suppress(OSError, ValueError):
         for line in (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines():
@@ -33,16 +33,16 @@ def _left_by_groups(root: Path) -> Iterator[int]:
                 names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
             else:
                 continue
-            inside = base / path.lstrip("/")  # in a container that path may be the host's, and not be there
+            inside = base / path.lstrip("/")  # in a container, the path may be the host's and not exist here
             for folder in (inside, *inside.parents):
-                yield from _left(folder, *names)
+                yield from _headroom(folder, *names)
                 if folder == base:
                     break
 
 
-def _left(folder: Path, limit: str, usage: str, cached: str) -> Iterator[int]:
-    """The limit less what is used; files that were read and can be dropped do not count."""
-    with suppress(OSError, ValueError):  # "max": there is none
+def _headroom(folder: Path, limit: str, usage: str, cached: str) -> Iterator[int]:
+    """The limit of one group minus its usage, if it has a limit; cached files that can be dropped are not usage."""
+    with suppress(OSError, ValueError):  # "max" stands for no limit
         most = int((folder / limit).read_text(encoding="ascii"))
         used = int((folder / usage).read_text(encoding="ascii"))
         for line in (folder / "memory.stat").read_text(encoding="ascii").splitlines():

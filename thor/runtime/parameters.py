@@ -1,4 +1,4 @@
-"""State as named Parameters, which checkpoints carry."""
+"""State kept in named Parameters, which checkpoints contain."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy as np
 from mindspore import Parameter, Tensor
 
 PREFIX = "thor."
-LARGEST = 2**31 - 1  # of an int32: a step that never comes
+LARGEST = 2**31 - 1  # largest int32: stands for a step that never comes
 
 
 def parameter(name: str, value: np.ndarray) -> Parameter:
-    """A named state Parameter. Never trainable by an optimizer, but differentiable where a port needs it."""
+    """A named state Parameter. No optimizer trains it; it is differentiable, as a port needs it to be."""
     return Parameter(Tensor(np.ascontiguousarray(value)), name=PREFIX + name, requires_grad=True)
 
 
@@ -29,15 +29,15 @@ def int_parameter(name: str, value: int | np.ndarray) -> Parameter:
 
 
 def read(state: Parameter) -> int:
-    """A host-side state of one number."""
-    return int(state.item())  # a twentieth of asnumpy's time
+    """The value of a host-side state of one number."""
+    return int(state.item())  # far faster than asnumpy
 
 
 def write(state: Parameter, value: Any) -> None:
-    """Set a host-side state; no compiled graph reads it, so its storage may be replaced."""
+    """Set a host-side state. No compiled graph reads it, therefore its storage may be replaced."""
     if isinstance(value, int):
         value = min(value, LARGEST)
-    numbers = np.float32 if state.dtype == ms.float32 else np.int32  # ms.dtype_to_nptype prints a warning at each call
+    numbers = np.float32 if state.dtype == ms.float32 else np.int32  # ms.dtype_to_nptype warns at each call
     state.set_data(Tensor(np.full(state.shape, value, numbers)))
 
 
@@ -57,5 +57,5 @@ def check_before_loading(target: Parameter, check: Callable[[Tensor], None]) -> 
 
 
 def addresses(parameters: Iterable[Parameter]) -> list[int]:
-    """Where Parameters' values lie."""
+    """Memory addresses of the Parameters' values."""
     return [parameter.data_ptr() for parameter in parameters]

@@ -12,7 +12,7 @@ from mindspore import Parameter, ParameterTuple, nn, ops
 from thor.curvature.layer import Layer
 from thor.distributed.ranks import Ranks
 from thor.distributed.reduce import Sums
-from thor.runtime.graph_ops import dot, entry, of_pair, over, times
+from thor.runtime.graph_ops import dot, entry, nested_entry, over, times
 from thor.step.finite_check import probe
 
 _cast = ops.Cast()
@@ -124,7 +124,7 @@ class Update(nn.Cell):
         if self.by_weight:
             given, made = mine, over(self._cut, made, mine, self.layers)
         if self.across is not None:
-            sums = self.across(over(ops.partial(of_pair, made), self.captured_sources), 1.0)
+            sums = self.across(over(ops.partial(nested_entry, made), self.captured_sources), 1.0)
             made = over(ops.partial(self._from_row, sums), mine, self.sums_at)
         others = over(ops.partial(entry, gradients), self.others)
         products = over(ops.partial(self._product, given, made), self.parts)
@@ -138,7 +138,7 @@ class Update(nn.Cell):
             cut = made
             if not self.by_weight:  # what is cut may not be cut again: MindSpore gives a direction no shape then
                 cut = over(self._cut, made, mine, self.layers)
-            moves = over(ops.partial(of_pair, cut + (others,)), self.sources)
+            moves = over(ops.partial(nested_entry, cut + (others,)), self.sources)
             loss = ops.depend(loss, self.inner(moves))
         return loss, finite
 
@@ -164,8 +164,8 @@ class Update(nn.Cell):
 
     def _product(self, given, made, place):
         if self.clip > 0:
-            return dot(of_pair(given, place), of_pair(made, place))
-        return self.look(of_pair(made, place))  # to find what is not finite, one matrix is read and not two
+            return dot(nested_entry(given, place), nested_entry(made, place))
+        return self.look(nested_entry(made, place))  # to find what is not finite, one matrix is read and not two
 
     def _limit(self, products):
         """min(1, sqrt(clip / sum lr^2 <g, d>)) over what layers make."""

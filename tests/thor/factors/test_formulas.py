@@ -30,7 +30,7 @@ def gram(features, scale, size, by_rows=False):
     dim = features.shape[3 if by_rows else 2]
     count = -(-dim // size)
     if size * count > dim:
-        put = formulas.behind_by_rows if by_rows else formulas.behind
+        put = formulas.append_constants_by_rows if by_rows else formulas.append_constants
         features = put(features, (0.0,) * (size * count - dim))
     if size == 1:
         return (formulas.diagonal_by_rows if by_rows else formulas.diagonal)(features, scale)
@@ -39,7 +39,7 @@ def gram(features, scale, size, by_rows=False):
 
 def with_bias(features, scale, bias, by_rows=False):
     """Features that have the bias's coordinate, if there is one."""
-    put = formulas.behind_by_rows if by_rows else formulas.behind
+    put = formulas.append_constants_by_rows if by_rows else formulas.append_constants
     return (put(features, (1.0,)) if bias else features), scale
 
 

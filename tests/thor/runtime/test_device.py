@@ -101,7 +101,7 @@ def test_to_look_for_devices_warns_of_none_that_nobody_asked_for():
 @pytest.mark.parametrize(("target", "quickly"), [("CPU", True), ("GPU", False), ("Ascend", False)])
 def test_what_is_only_to_be_found_finite_is_squared_where_that_is_quick(target, quickly, monkeypatch):
     monkeypatch.setattr(device, "current", lambda: target)
-    assert device.squares_quickly() == quickly
+    assert device.l2_loss_is_fast() == quickly
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ from tests.thor.capture import test_pair_capture as pairs
 
 method, folder = sys.argv[1:]
 ms.set_context(mode=ms.GRAPH_MODE, save_graphs=1, save_graphs_path=folder)
-device.squares_quickly = lambda: False
+device.l2_loss_is_fast = lambda: False
 settings = {"inverse": method, "momentum": 0.9, "jit": True}
 usual, blocks.WHOLE_INVERSE_OPERATIONS = blocks.WHOLE_INVERSE_OPERATIONS, -1  # two networks with inverses in blocks
 convolutional, step = make(Mixed(), lr=0.01, block_size=6, clip=1.0, interval=2, weight_decay=1e-4, **settings)

@@ -38,7 +38,7 @@ def test_the_half_precision_of_what_is_looked_at_does_not_bound_the_look(look):
 def test_a_training_is_the_same_bit_for_bit_whatever_kernel_looks(accumulate, monkeypatch):
     found = []
     for quickly in (True, False):
-        monkeypatch.setattr(device, "squares_quickly", lambda quickly=quickly: quickly)
+        monkeypatch.setattr(device, "l2_loss_is_fast", lambda quickly=quickly: quickly)
         assert finite_check.probe() is LOOKS["squares" if quickly else "sum"]
         net = Mlp()
         optimizer, step = make(net, momentum=0.9, interval=2, accumulate=accumulate)

@@ -13,7 +13,7 @@ from thor.step import moving_averages
 @pytest.fixture(params=["squares", "sum"])
 def either_look(request, monkeypatch):
     """What a CPU finds non-finite numbers by, and what accelerators do (finite_check.py)."""
-    monkeypatch.setattr(device, "squares_quickly", lambda: request.param == "squares")
+    monkeypatch.setattr(device, "l2_loss_is_fast", lambda: request.param == "squares")
 
 
 @pytest.mark.usefixtures("either_look")
