@@ -20,7 +20,7 @@ from first_order.base import FirstOrder
 from first_order.checks import check_int
 from thor.distributed.agreement import refresh_alike, same_everywhere, settings_to_share
 from thor.distributed.ranks import copy_first
-from thor.distributed.reduce import Means, alone
+from thor.distributed.reduce import Means, unreduced
 from thor.optimizer import RECOMPILE_SHARE, THOR
 from thor.runtime import device
 from thor.runtime.parameters import addresses, int_parameter, read, write
@@ -276,7 +276,7 @@ class TrainStep(nn.Cell):
         """(loss, gradients by ``variables``) averaged over the ranks, each counting by the examples of its inputs."""
         ranks = self.optimizer.ranks
         if ranks is None:
-            return alone
+            return unreduced
         blocks = {id(f.blocks) for y in self.optimizer._captured for f in (y.a, y.g)}
         shapes, symmetric = [v.shape for v in variables], [id(v) in blocks for v in variables]
         means = Means(shapes, symmetric, ranks.sharing.fusion)

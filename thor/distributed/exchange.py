@@ -77,16 +77,16 @@ class PieceExchange:
         lengths = [sum(packed_length(p.last - p.first, job.factor.cut.size) for job, p in order[r]) for r in members]
         own = [packed(algebra.to_host(job.inverse)) for job, _ in order[self.ranks.rank]]
         mine = np.concatenate(own) if own else np.zeros(0, np.float32)
-        whole = {id(job): np.empty((job.factor.copies * job.factor.cut.count, *[job.factor.cut.size] * 2), np.float32)
-                 for job in held}  # fmt: skip
+        stacks = {id(job): np.empty((job.factor.copies * job.factor.cut.count, *[job.factor.cut.size] * 2), np.float32)
+                  for job in held}  # fmt: skip
         for rank, flat in zip(members, self.ranks.gathered_in_column(mine, lengths), strict=True):
             first = 0
             for job, piece in order[rank]:
                 last = first + packed_length(piece.last - piece.first, job.factor.cut.size)
-                whole[id(job)][piece.first : piece.last] = unpacked(flat[first:last], job.factor.cut.size)
+                stacks[id(job)][piece.first : piece.last] = unpacked(flat[first:last], job.factor.cut.size)
                 first = last
         for job in held:
-            job.inverse = algebra.from_host(whole[id(job)])
+            job.inverse = algebra.from_host(stacks[id(job)])
 
     def _share_flags(self, jobs: list[Job], seconds: float) -> None:
         """Sum ``escalated`` and ``failed`` of each job over all ranks, and collect the seconds of each rank."""

@@ -221,17 +221,19 @@ def _place_column(factors: Sequence[FactorWork], ranks: Sequence[int], per: str)
         for factor in factors:
             sums[factor.layer] += factor.blocks * factor.cost
         bins = dict(zip(sums, _longest_first(list(sums.values()), len(ranks)), strict=True))
-        return [_whole(factor, ranks[bins[factor.layer]]) for factor in factors]
+        return [_undivided(factor, ranks[bins[factor.layer]]) for factor in factors]
     costs = [factor.blocks * factor.cost for factor in factors]
-    whole = [_whole(factor, ranks[b]) for factor, b in zip(factors, _longest_first(costs, len(ranks)), strict=True)]
+    undivided = [
+        _undivided(factor, ranks[b]) for factor, b in zip(factors, _longest_first(costs, len(ranks)), strict=True)
+    ]
     if per == "factor":
-        return whole
+        return undivided
     # Longest processing time first can give a larger load with smaller items. Factors are then not split.
     split = _split(factors, ranks)
-    return split if max(_loads(split).values()) < max(_loads(whole).values()) else whole
+    return split if max(_loads(split).values()) < max(_loads(undivided).values()) else undivided
 
 
-def _whole(factor: FactorWork, rank: int) -> Piece:
+def _undivided(factor: FactorWork, rank: int) -> Piece:
     return Piece(factor.layer, factor.side, 0, factor.blocks, rank, factor.blocks * factor.cost)
 
 

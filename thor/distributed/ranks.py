@@ -40,8 +40,8 @@ class Sharing:
             message for its direction at every step. Between: groups of ranks. ``ranks * fraction`` must divide the
             number of ranks.
         per: the unit that one rank inverts: "layer", "factor" or "block" (see :func:`place` in placement.py).
-        fusion_mib: largest message, in MiB; smaller tensors are sent together.
-        shared: False: every rank inverts all factors itself, without messages; a baseline for comparisons.
+        fusion_mib: size of a message, in MiB, up to which tensors are sent together.
+        shared: False: every rank inverts all factors itself, and no inverses are sent; a baseline for comparisons.
     """
 
     grad_worker_fraction: float = 1.0
@@ -62,7 +62,7 @@ class Sharing:
 
     @property
     def fusion(self) -> int:
-        """The largest number of float32 values in one message."""
+        """The number of float32 values in a message of ``fusion_mib``."""
         return max(1, int(self.fusion_mib * 2**20 / 4))
 
 
@@ -138,10 +138,10 @@ class Ranks:
         mine = np.zeros(longest, np.float32)
         mine[: len(values)] = values
         step = self.sharing.fusion
-        gather = _gathering(group, place, len(lengths))
+        gather = _gather_function(group, place, len(lengths))
         parts = [gather(mine[first : first + step]) for first in range(0, longest, step)]
-        whole = np.concatenate(parts, 1)
-        return [whole[index, :length] for index, length in enumerate(lengths)]
+        gathered = np.concatenate(parts, 1)
+        return [gathered[index, :length] for index, length in enumerate(lengths)]
 
 
 def copy_first(parameters: Sequence[Parameter]) -> None:
@@ -164,7 +164,7 @@ def copy_first(parameters: Sequence[Parameter]) -> None:
         ops.assign(parameter, value)
 
 
-def _gathering(group: str, place: int, members: int) -> Callable[[np.ndarray], np.ndarray]:
+def _gather_function(group: str, place: int, members: int) -> Callable[[np.ndarray], np.ndarray]:
     """A function from this rank's vector [n] to the vectors of all members [members, n].
 
     Where the device's AllGather does not support groups, an AllReduce replaces it: each member contributes a matrix
@@ -173,14 +173,14 @@ def _gathering(group: str, place: int, members: int) -> Callable[[np.ndarray], n
     if device.gathers_in_groups() or group == _world():
         gather = ops.AllGather(group)
         return lambda mine: gather(Tensor(mine)).asnumpy().reshape(members, -1)
-    add_up = ops.AllReduce(ops.ReduceOp.SUM, group)
+    all_reduce = ops.AllReduce(ops.ReduceOp.SUM, group)
 
-    def through_sum(mine: np.ndarray) -> np.ndarray:
+    def gather_by_sum(mine: np.ndarray) -> np.ndarray:
         rows = np.zeros((members, len(mine)), np.float32)
         rows[place] = mine
-        return add_up(Tensor(rows)).asnumpy()
+        return all_reduce(Tensor(rows)).asnumpy()
 
-    return through_sum
+    return gather_by_sum
 
 
 def _world() -> str:

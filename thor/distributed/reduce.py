@@ -23,14 +23,17 @@ class Sums(nn.Cell):
     Args:
         shapes: of the tensors.
         symmetric: for each tensor, True if its last two axes are symmetric matrices.
-        limit: the largest number of float32 values in one message.
+        limit: number of float32 values up to which tensors share a message.
         group: name of the communication group; None for all ranks.
     """
 
     def __init__(self, shapes: Sequence[tuple[int, ...]], symmetric: Sequence[bool], limit: int, group: str | None):
         super().__init__(auto_prefix=False)
         self.shapes = tuple(shapes)
-        self.sizes = tuple(s[-1] if even and s[-1] > 1 else 0 for s, even in zip(shapes, symmetric, strict=True))
+        # for each tensor, b if it is a stack of symmetric b x b matrices that are sent as triangles, else 0
+        self.sizes = tuple(
+            s[-1] if is_symmetric and s[-1] > 1 else 0 for s, is_symmetric in zip(shapes, symmetric, strict=True)
+        )
         indices = sorted({size for size in self.sizes if size})
         self.kind = tuple(indices.index(size) if size else -1 for size in self.sizes)
         self.pack = tuple(Tensor(triangle(size)[0]) for size in indices)
@@ -54,20 +57,20 @@ class Sums(nn.Cell):
         sums = ()
         before = values[0]
         for run in self.members:
-            buffer = ops.cat(over(ops.partial(self._flat, values), run))
+            buffer = ops.cat(over(ops.partial(self._flattened, values), run))
             buffer = self.all_reduce(ops.depend(buffer * weight, before))
             before = buffer
-            sums += over(ops.partial(self._whole, buffer), run)
+            sums += over(ops.partial(self._unflattened, buffer), run)
         return sums
 
-    def _flat(self, values, index):
+    def _flattened(self, values, index):
         value = values[index].astype(ms.float32)
         kind, size = self.kind[index], self.sizes[index]
         if kind >= 0:
             value = ops.gather(value.reshape(-1, size * size), self.pack[kind], 1)
         return value.reshape(-1)
 
-    def _whole(self, buffer, index):
+    def _unflattened(self, buffer, index):
         kind, size = self.kind[index], self.sizes[index]
         flat = entries_of(buffer, self.offsets[index], self.lengths[index])
         if kind >= 0:
@@ -81,7 +84,7 @@ class Means(nn.Cell):
     Args:
         shapes: of the tensors.
         symmetric: for each tensor, True if its last two axes are symmetric matrices.
-        limit: the largest number of float32 values in one message.
+        limit: number of float32 values up to which tensors share a message.
     """
 
     def __init__(self, shapes: Sequence[tuple[int, ...]], symmetric: Sequence[bool], limit: int):
@@ -101,7 +104,7 @@ class Means(nn.Cell):
         return (sums[index + 1] * share).astype(values[index].dtype)
 
 
-def alone(loss, values, inputs):
+def unreduced(loss, values, inputs):
     """The loss and the tensors of a single process, where no mean has to be taken."""
     return loss, values
 
@@ -117,7 +120,7 @@ def mean_over_ranks(count: int, shapes: Sequence[tuple[int, ...]]) -> Across:
     fixed cost that exceeds that of its data. nn.DistributedGradReducer sends one message for each tensor.
     """
     if count == 1:
-        return _as_they_are
+        return _identity
     sums, share = Sums(shapes, [False] * len(shapes), Sharing().fusion, None), 1.0 / count
 
     def mean(tensors: tuple[Tensor, ...]) -> tuple[Any, ...]:
@@ -131,6 +134,6 @@ def _typed(value: Tensor, model: Tensor) -> Tensor:
     return value.astype(model.dtype)
 
 
-def _as_they_are(tensors: tuple[Tensor, ...]) -> tuple[Any, ...]:
+def _identity(tensors: tuple[Tensor, ...]) -> tuple[Any, ...]:
     """The tensors of a single process, which are their own means."""
     return tensors

@@ -45,10 +45,10 @@ class Options:
             return int(self.factor_interval(step))
         every = int(self.interval(step))
         # without a running average, only the last batch before a refresh counts
-        return every if self.factor_decay == 0 else gathered_every(every)
+        return every if self.factor_decay == 0 else default_factor_interval(every)
 
 
-def gathered_every(interval: int) -> int:
+def default_factor_interval(interval: int) -> int:
     """The default ``factor_interval`` with a running average, in steps: a tenth of the refresh interval."""
     return max(1, interval // GATHERS_PER_INTERVAL)
 
