@@ -41,7 +41,7 @@ from scripts.common.atomic_write import write_results
 from scripts.common.memory_use import peak_memory as own_peak
 from thor.distributed.reduce import mean_over_ranks
 from thor.runtime.parameters import write
-from thor.settings.options import gathered_every
+from thor.settings.options import default_factor_interval
 from thor.step.finite_check import looker
 
 NEVER = 2**31 - 1
@@ -218,7 +218,7 @@ def summary(times: dict[str, list[float]]) -> dict[str, Any]:
 
 def amortised(times: dict[str, float], interval: int) -> float:
     """The mean step over an interval, of which one step refreshes and about ten gather; in what ``times`` are in."""
-    gathers = math.ceil(interval / gathered_every(interval))
+    gathers = math.ceil(interval / default_factor_interval(interval))
     curvature = (gathers - 1) * times["curvature"] + times["refresh"]
     return (curvature + (interval - gathers) * times["plain"]) / interval
 

@@ -16,7 +16,7 @@ from first_order.checks import check_int, number
 from thor.factors.blocks import SPLITS, BlockPlan
 from thor.profile.profile_file import Profile
 from thor.runtime.json_files import parse
-from thor.settings.options import GATHERS_PER_INTERVAL, gathered_every
+from thor.settings.options import GATHERS_PER_INTERVAL, default_factor_interval
 from thor.simulation import report
 from thor.simulation.network import Link, Network
 from thor.simulation.simulate import Estimate, Settings, simulate
@@ -87,7 +87,7 @@ def plan_command(
         factor_ms=FACTOR_SHARE * step_ms if factor_ms is None else factor_ms,
         precondition_ms=PRECONDITION_SHARE * step_ms if precondition_ms is None else precondition_ms,
         interval=interval,
-        factor_interval=gathered_every(interval) if factor_interval is None else factor_interval,
+        factor_interval=default_factor_interval(interval) if factor_interval is None else factor_interval,
         overlap=overlap, per=per,
     )  # fmt: skip
     if network is not None:

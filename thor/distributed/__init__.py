@@ -1,1 +1,1 @@
-"""Who inverts what in a data-parallel job, and how ranks exchange it."""
+"""Data-parallel training: which rank inverts which blocks, and how ranks exchange gradients, factors and inverses."""

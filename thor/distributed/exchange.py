@@ -1,9 +1,13 @@
-"""A refresh shared out among ranks: each inverts its pieces, then all that hold a layer get its whole inverse.
+"""A refresh shared among ranks: each rank inverts its pieces, then every rank that holds a layer gets its inverse.
 
-Before it, all ranks take rank 0's traces, by which they decide. Three messages then: a sum of what each piece found
-(blocks with more damping, failures, seconds), which every rank needs, for all make the same decisions; the inverses as
-packed triangles, within a column; and a last word on failures.
-All ranks that hold a layer, its inverter too, take the inverse out of the message, so that theirs are the same bits.
+All ranks decide by rank 0's traces, so they refresh the same layers. Three exchanges follow:
+
+1. A sum over all ranks of the results of each job (blocks with more damping, failures) and of the seconds of each rank,
+   so that all ranks make the same decisions.
+2. The inverses, as packed triangles, within each column.
+3. A sum over all ranks of late failures, found while the results were stored.
+
+Every rank of a column reads the inverses from the message, its own pieces too, so all copies have the same bits.
 """
 
 from __future__ import annotations
@@ -22,12 +26,13 @@ from thor.factors.blocks import Cut
 
 logger = logging.getLogger("thor")
 
-#: A collective on a CPU waits 30 s for the last rank (MindSpore 2.10); uneven refreshes should stay well below.
+#: Seconds between the fastest and the slowest rank above which a refresh logs a warning. It stays well below 30 s,
+#: after which MindSpore's CPU collectives stop waiting for the last rank.
 SKEW_WARNING = 10.0
 
 
 def placement_of(cuts: Sequence[tuple[int, Cut, Cut]], ranks: Ranks) -> Placement:
-    """Who inverts what, for layers as (copies, cut of A, cut of G)."""
+    """The placement of layers, each given as (copies, cut of A, cut of G), on the ranks of a job."""
     work = [
         FactorWork(layer, side, copies * cut.count, block_cost(cut.size))
         for layer, (copies, *pair) in enumerate(cuts)
@@ -37,24 +42,33 @@ def placement_of(cuts: Sequence[tuple[int, Cut, Cut]], ranks: Ranks) -> Placemen
 
 
 class PieceExchange:
-    """The exchange of one job's ranks; ``names`` are the layers in the placement's order."""
+    """Shares each refresh among the ranks of a job.
+
+    Args:
+        ranks: the ranks, as this process sees them.
+        placement: which rank inverts which blocks.
+        names: of the layers, in the placement's order.
+    """
 
     def __init__(self, ranks: Ranks, placement: Placement, names: Sequence[str]):
         self.ranks, self.placement = ranks, placement
         self._pieces: dict[str, list[Piece]] = {}
         for piece in placement.pieces:
             self._pieces.setdefault(f"{names[piece.layer]}.{piece.side}", []).append(piece)
-        self.seconds = np.zeros(ranks.grid.ranks, np.float32)  # of each rank's inversions at the last refresh
-        self.refreshes = 0  # that were shared
+        self.seconds = np.zeros(ranks.grid.ranks, np.float32)  # that each rank spent on inversions at the last refresh
+        self.refreshes = 0  # number of shared refreshes
 
     def divide(self, jobs: list[Job]) -> None:
-        """Each job's blocks that this rank inverts: one run of them, or none."""
+        """Set each job's ``part`` to the blocks that this rank inverts: a consecutive run, or none."""
         for job in jobs:
             mine = [piece for piece in self._pieces[job.factor.name] if piece.rank == self.ranks.rank]
             job.part = slice(mine[0].first, mine[0].last) if mine else slice(0, 0)
 
     def share(self, jobs: list[Job], seconds: float, algebra: Any) -> None:
-        """Flags and seconds to all, inverses to those that hold them."""
+        """Send flags and seconds to all ranks, and inverses to the ranks of this column.
+
+        Afterwards ``inverse`` of each held job that has not failed has all blocks [copies * count, b, b].
+        """
         self._share_flags(jobs, seconds)
         members = self.ranks.grid.column_ranks(self.ranks.own_column)
         held = [job for job in jobs if job.factor.held and not job.failed]
@@ -63,18 +77,19 @@ class PieceExchange:
         lengths = [sum(packed_length(p.last - p.first, job.factor.cut.size) for job, p in order[r]) for r in members]
         own = [packed(algebra.to_host(job.inverse)) for job, _ in order[self.ranks.rank]]
         mine = np.concatenate(own) if own else np.zeros(0, np.float32)
-        whole = {id(job): np.empty((job.factor.copies * job.factor.cut.count, *[job.factor.cut.size] * 2), np.float32)
-                 for job in held}  # fmt: skip
+        stacks = {id(job): np.empty((job.factor.copies * job.factor.cut.count, *[job.factor.cut.size] * 2), np.float32)
+                  for job in held}  # fmt: skip
         for rank, flat in zip(members, self.ranks.gathered_in_column(mine, lengths), strict=True):
             first = 0
             for job, piece in order[rank]:
                 last = first + packed_length(piece.last - piece.first, job.factor.cut.size)
-                whole[id(job)][piece.first : piece.last] = unpacked(flat[first:last], job.factor.cut.size)
+                stacks[id(job)][piece.first : piece.last] = unpacked(flat[first:last], job.factor.cut.size)
                 first = last
         for job in held:
-            job.inverse = algebra.from_host(whole[id(job)])
+            job.inverse = algebra.from_host(stacks[id(job)])
 
     def _share_flags(self, jobs: list[Job], seconds: float) -> None:
+        """Sum ``escalated`` and ``failed`` of each job over all ranks, and collect the seconds of each rank."""
         count = len(jobs)
         found = np.zeros(2 * count + len(self.seconds), np.float32)
         found[:count] = [job.escalated for job in jobs]
@@ -94,11 +109,11 @@ class PieceExchange:
 
     @property
     def skew(self) -> float:
-        """Seconds that the fastest rank waited for the slowest at the last refresh."""
+        """Seconds that the fastest rank waited for the slowest one at the last refresh."""
         return float(self.seconds.max() - self.seconds.min())
 
     def settle(self, jobs: list[Job]) -> None:
-        """A job that failed on one rank fails on all."""
+        """Mark each job that failed on any rank as failed on all."""
         failed = np.array([0.0, *(job.failed for job in jobs)], np.float32)
         for job, count in zip(jobs, self.ranks.total(failed)[1:], strict=True):
             job.failed = bool(count)

@@ -1,4 +1,4 @@
-"""How tensors are packed for a message: triangles of symmetric blocks, many tensors in one buffer (pure NumPy)."""
+"""Packing of tensors for messages: triangles of symmetric blocks, and many tensors in one message (pure NumPy)."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import numpy as np
 
 @cache
 def triangle(size: int) -> tuple[np.ndarray, np.ndarray]:
-    """``(pack, unpack)`` for a symmetric b x b matrix: flat positions of its b (b + 1) / 2 upper entries, and back.
+    """Index vectors ``(pack, unpack)`` between a symmetric b x b matrix and its b (b + 1) / 2 upper entries.
 
-    ``flat[pack]`` is the triangle, ``triangle[unpack]`` the flat matrix, exactly symmetric.
+    With the matrix flattened to [b * b], ``flat[pack]`` is its upper triangle and ``triangle[unpack]`` the flat matrix
+    again, exactly symmetric.
     """
     rows, columns = np.triu_indices(size)
     position = np.zeros((size, size), np.int32)
@@ -21,23 +22,31 @@ def triangle(size: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def packed(blocks: np.ndarray) -> np.ndarray:
-    """Symmetric blocks [m, b, b] as one flat vector of their triangles."""
+    """Symmetric blocks [m, b, b] as one vector [m b (b + 1) / 2] of their upper triangles."""
     count, size, _ = blocks.shape
     return blocks.reshape(count, -1)[:, triangle(size)[0]].reshape(-1)
 
 
 def unpacked(flat: np.ndarray, size: int) -> np.ndarray:
-    """Blocks [m, b, b] out of :func:`packed`."""
+    """The symmetric blocks [m, b, b] of a vector from :func:`packed`; ``size`` is b."""
     return flat.reshape(-1, size * (size + 1) // 2)[:, triangle(size)[1]].reshape(-1, size, size)
 
 
 def packed_length(count: int, size: int) -> int:
-    """Numbers in :func:`packed` of so many blocks."""
+    """The length of :func:`packed` for ``count`` blocks of ``size`` rows."""
     return count * size * (size + 1) // 2
 
 
 def runs(lengths: Sequence[int], limit: int) -> list[tuple[int, int]]:
-    """``(first, last)`` of consecutive tensors that travel together: at most ``limit`` numbers, or one tensor."""
+    """Groups of consecutive tensors that share a message.
+
+    Args:
+        lengths: numbers in each tensor.
+        limit: numbers in one message; a single tensor that is longer gets a message of its own.
+
+    Returns:
+        For each message ``(first, last)``: it holds the tensors ``first`` to ``last - 1``.
+    """
     found: list[tuple[int, int]] = []
     first, room = 0, limit
     for index, length in enumerate(lengths):

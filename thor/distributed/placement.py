@@ -1,17 +1,17 @@
 """Which rank inverts which blocks, and which ranks precondition which layer (pure: no tensors).
 
-The ranks stand in a grid, as in KAISA (Pauloski et al., "KAISA: An Adaptive Second-Order Optimizer Framework for Deep
-Neural Networks", SC 2021). A layer belongs to one *column*: its ranks, the gradient workers, hold the layer's inverses
-and precondition its gradient; each hands the result to the others in its *row*. One column of all ranks spends memory
-and arithmetic and no message on the gradients; columns of one rank each spend as little memory as possible, and a
-message a step on every layer.
+The ranks form a grid, as in KAISA (Pauloski et al., "KAISA: An Adaptive Second-Order Optimizer Framework for Deep
+Neural Networks", SC 2021). Each layer belongs to one *column*. The ranks of that column, its gradient workers, hold the
+layer's inverses and precondition its gradient, and each sends the result to the other ranks of its *row*. A single
+column of all ranks needs the most memory and arithmetic, but sends no directions. Columns of one rank need the least
+memory, but send the direction of every layer at every step.
 
     rank = row * columns + column        workers = 2, ranks = 6:   row 0:  0 1 2
                                                                    row 1:  3 4 5
 
-Within a column, each block is inverted by one rank and sent to the others. Both choices, of a column and of a rank, go
-by the longest processing time first (Graham, 1969), whose largest load is at most 4/3 - 1/(3 m) of the best one on m
-ranks. Every rank computes the placement for itself, so the costs must be the same numbers on all of them.
+Within a column, each block is inverted by one rank and sent to the others. Layers are assigned to columns, and blocks
+to ranks, by the rule *longest processing time first* (Graham, 1969): its largest load is at most 4/3 - 1/(3 m) times
+the optimal one on m ranks. Every rank computes the placement for itself, so all ranks must use the same costs.
 """
 
 from __future__ import annotations
@@ -29,15 +29,22 @@ PER = ("layer", "factor", "block")
 
 
 def block_cost(size: int) -> float:
-    """What inverting a block weighs: its operations. Measured seconds differ, and every rank must place alike."""
+    """Cost of inverting a block of ``size`` rows: size^3, proportional to its arithmetic operations.
+
+    Measured seconds would differ between ranks, which must all compute the same placement.
+    """
     return float(size) ** 3
 
 
 @dataclass(frozen=True)
 class FactorWork:
-    """One Kronecker factor to invert: ``blocks`` diagonal blocks (copies * count), each at ``cost``.
+    """One Kronecker factor to invert.
 
-    ``layer`` is the index of its layer, ``side`` "a" or "g". The cost is of any unit (:func:`block_cost`).
+    Attributes:
+        layer: index of the layer.
+        side: "a" or "g".
+        blocks: number of diagonal blocks, copies * count.
+        cost: of inverting one block, in any unit (see :func:`block_cost`).
     """
 
     layer: int
@@ -55,7 +62,12 @@ class FactorWork:
 
 @dataclass(frozen=True)
 class Grid:
-    """Ranks in rows and columns. ``workers``, the gradient workers of a layer, are the rows, and must divide them."""
+    """Ranks in rows and columns.
+
+    Attributes:
+        ranks: number of ranks.
+        workers: gradient workers of each layer, which is the number of rows; must divide ``ranks``.
+    """
 
     ranks: int
     workers: int
@@ -71,25 +83,25 @@ class Grid:
 
     @property
     def columns(self) -> int:
-        """Groups that share the layers among them."""
+        """The number of columns."""
         return self.ranks // self.workers
 
     def row_of(self, rank: int) -> int:
-        """The row of a rank: the ranks that it sends preconditioned gradients to, or gets them from."""
+        """The row of a rank, within which preconditioned gradients are exchanged."""
         return self._checked(rank) // self.columns
 
     def column_of(self, rank: int) -> int:
-        """The column of a rank: the ranks that hold the same inverses."""
+        """The column of a rank, whose ranks all hold the same inverses."""
         return self._checked(rank) % self.columns
 
     def row_ranks(self, row: int) -> tuple[int, ...]:
-        """A row's ranks, one of each column."""
+        """The ranks of a row, one of each column."""
         if not 0 <= row < self.workers:
             raise IndexError(f"row must lie between 0 and {self.workers - 1}, but got {row}")
         return tuple(range(row * self.columns, (row + 1) * self.columns))
 
     def column_ranks(self, column: int) -> tuple[int, ...]:
-        """A column's ranks, one of each row."""
+        """The ranks of a column, one of each row."""
         if not 0 <= column < self.columns:
             raise IndexError(f"column must lie between 0 and {self.columns - 1}, but got {column}")
         return tuple(range(column, self.ranks, self.columns))
@@ -101,15 +113,16 @@ class Grid:
 
     @classmethod
     def from_fraction(cls, ranks: int, grad_worker_fraction: float) -> Grid:
-        """The grid in which a share of all ranks holds each layer's inverses.
+        """The grid in which the given fraction of all ranks holds each layer's inverses.
 
         Args:
-            ranks: how many there are.
-            grad_worker_fraction: 1 for all (one column), 1/ranks or 0 for one rank a layer; between,
-                ranks * fraction, rounded, must divide the ranks.
+            ranks: number of ranks.
+            grad_worker_fraction: 1 for all ranks (one column); 1 / ranks or 0 for one rank per layer. For values
+                between, ranks * fraction, rounded, must divide ``ranks``.
 
         Raises:
-            ValueError: with the fractions that are allowed.
+            ValueError: if the number of gradient workers does not divide ``ranks``; the message lists the allowed
+                fractions.
         """
         check_int("ranks", ranks, 1)
         fraction = number("grad_worker_fraction", grad_worker_fraction, 0.0, 1.0)
@@ -123,7 +136,7 @@ class Grid:
 
 
 def divisors(number: int) -> tuple[int, ...]:
-    """All divisors, ascending."""
+    """All divisors of ``number``, ascending."""
     small = [each for each in range(1, math.isqrt(number) + 1) if number % each == 0]
     return (*small, *(number // each for each in reversed(small) if each * each != number))
 
@@ -134,7 +147,7 @@ def _listed(values: Iterable[object]) -> str:
 
 @dataclass(frozen=True)
 class Piece:
-    """Blocks ``first`` to ``last - 1`` of a factor, inverted by one rank at a summed ``cost``."""
+    """Blocks ``first`` to ``last - 1`` of a factor, which ``rank`` inverts; ``cost`` is the sum of their costs."""
 
     layer: int
     side: str
@@ -146,12 +159,12 @@ class Piece:
 
 @dataclass(frozen=True)
 class Placement:
-    """Who does what.
+    """Which rank inverts which blocks, and which column holds which layer.
 
     Attributes:
         grid: the ranks.
-        column_of: per layer, the column that holds its inverses and preconditions its gradient.
-        pieces: every block of every factor exactly once, in the order of layer, side, first block.
+        column_of: for each layer, the column that holds its inverses and preconditions its gradient.
+        pieces: every block of every factor exactly once, ordered by layer, side and first block.
     """
 
     grid: Grid
@@ -165,16 +178,17 @@ def place(
     *,
     per: str = "layer",
 ) -> Placement:
-    """Give layers to columns, then factors to the ranks of their column, longest processing time first.
+    """Assign layers to columns, then factors to the ranks of their column, longest processing time first.
 
     Args:
-        work: every factor once; a layer may lack one.
+        work: every factor once; a layer may have only one of the two.
         grid: the ranks.
-        per: what one rank takes whole: "layer" both factors of a layer, "factor" one factor, "block" one block, so
-            that a factor may be split into runs of blocks. "block" is never worse than "factor".
+        per: the unit that one rank inverts: "layer" for both factors of a layer, "factor" for one factor, "block" for
+            one block. With "block" the blocks of a factor may go to several ranks, as consecutive runs; the largest
+            load is never larger than with "factor".
 
     Returns:
-        The same placement on every rank: ties go to the lower layer, side, column, rank.
+        The placement, the same on every rank: ties go to the lower layer, side, column and rank.
     """
     if per not in PER:
         raise ValueError(f"per must be one of {', '.join(PER)}, but got {per!r}")
@@ -193,7 +207,7 @@ def place(
 
 
 def _count_layers(factors: Sequence[FactorWork]) -> int:
-    """How many layers there are, after a look at what was given."""
+    """The number of layers; raises ValueError if a factor is named twice."""
     for one, other in zip(factors, factors[1:], strict=False):
         if (one.layer, one.side) == (other.layer, other.side):
             raise ValueError(f"work must name each factor once, but has layer {one.layer} side {one.side!r} twice")
@@ -201,28 +215,30 @@ def _count_layers(factors: Sequence[FactorWork]) -> int:
 
 
 def _place_column(factors: Sequence[FactorWork], ranks: Sequence[int], per: str) -> list[Piece]:
-    """One column's factors on its ranks."""
+    """The pieces of one column's factors, assigned to the ranks of the column."""
     if per == "layer":
         sums: dict[int, float] = defaultdict(float)
         for factor in factors:
             sums[factor.layer] += factor.blocks * factor.cost
         bins = dict(zip(sums, _longest_first(list(sums.values()), len(ranks)), strict=True))
-        return [_whole(factor, ranks[bins[factor.layer]]) for factor in factors]
+        return [_undivided(factor, ranks[bins[factor.layer]]) for factor in factors]
     costs = [factor.blocks * factor.cost for factor in factors]
-    whole = [_whole(factor, ranks[b]) for factor, b in zip(factors, _longest_first(costs, len(ranks)), strict=True)]
+    undivided = [
+        _undivided(factor, ranks[b]) for factor, b in zip(factors, _longest_first(costs, len(ranks)), strict=True)
+    ]
     if per == "factor":
-        return whole
-    # Longest first has anomalies: with smaller items it can end up worse. Then nothing is split.
+        return undivided
+    # Longest processing time first can give a larger load with smaller items. Factors are then not split.
     split = _split(factors, ranks)
-    return split if max(_loads(split).values()) < max(_loads(whole).values()) else whole
+    return split if max(_loads(split).values()) < max(_loads(undivided).values()) else undivided
 
 
-def _whole(factor: FactorWork, rank: int) -> Piece:
+def _undivided(factor: FactorWork, rank: int) -> Piece:
     return Piece(factor.layer, factor.side, 0, factor.blocks, rank, factor.blocks * factor.cost)
 
 
 def _split(factors: Sequence[FactorWork], ranks: Sequence[int]) -> list[Piece]:
-    """Single blocks, longest first; a rank's blocks of one factor become one run."""
+    """The pieces when single blocks are assigned; each rank's blocks of one factor form one consecutive run."""
     bins = iter(_longest_first([f.cost for f in factors for _ in range(f.blocks)], len(ranks)))
     pieces: list[Piece] = []
     for factor in factors:
@@ -238,6 +254,7 @@ def _split(factors: Sequence[FactorWork], ranks: Sequence[int]) -> list[Piece]:
 
 
 def _loads(pieces: Sequence[Piece]) -> dict[int, float]:
+    """The summed cost of each rank that has pieces."""
     loads: dict[int, float] = defaultdict(float)
     for piece in pieces:
         loads[piece.rank] += piece.cost
@@ -245,7 +262,7 @@ def _loads(pieces: Sequence[Piece]) -> dict[int, float]:
 
 
 def _longest_first(costs: Sequence[float], bins: int) -> list[int]:
-    """The bin of each item: items by falling cost, each to the bin with the least so far."""
+    """The bin of each item: items in order of falling cost, each in the bin with the smallest load so far."""
     loads = [(0.0, each) for each in range(bins)]
     chosen = [0] * len(costs)
     for item in sorted(range(len(costs)), key=lambda i: (-costs[i], i)):

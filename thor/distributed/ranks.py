@@ -1,13 +1,15 @@
-"""Data parallel training: the collectives, inside compiled steps and on the host.
+"""The ranks of a data-parallel job, and the collectives that run on the host.
 
-Every rank computes gradients and fresh factors of its share of the batch. Both are averaged over all ranks, *then* the
-factors are inverted: the mean of inverses is not the inverse of the mean. Who inverts what is told in placement.py.
+Every rank computes gradients and fresh factors of its part of the batch. Both are averaged over all ranks *before* the
+factors are inverted, because the mean of inverses is not the inverse of the mean. The layout of the ranks in rows and
+columns is described in placement.py; collectives inside compiled steps are in reduce.py.
 
-    plain step       gradients averaged        then, where a layer's inverses lie on some ranks only: its direction,
-    curvature step   and factors with them     computed by them, sent to the others of the row
-    refresh          each block inverted by one rank, its inverse sent to the ranks of the column that holds it
+    plain step       averages the gradients over all ranks; a layer whose inverses only some ranks hold gets its
+                     direction from them, along each row
+    curvature step   averages the fresh factors too
+    refresh          each block is inverted by one rank, which sends the inverse to its column
 
-The engine is MindSpore's own: AllReduce (sum), AllGather and Broadcast of float32, which every backend has.
+All collectives are MindSpore's: AllReduce (sum), AllGather and Broadcast.
 """
 
 from __future__ import annotations
@@ -33,12 +35,13 @@ class Sharing:
     """How ranks share the second-order work.
 
     Args:
-        grad_worker_fraction: share of the ranks that hold a layer's inverses and precondition its gradient. 1: all of
-            them, which needs no message a step; 1 / ranks or 0: one rank a layer, which needs the least memory, and a
-            message a step for its direction; between: groups. ``ranks * fraction`` must divide the ranks.
-        per: what one rank inverts as a whole: "layer", "factor" or "block" (see :func:`place` in placement.py).
-        fusion_mib: tensors travel together in messages of at most this size.
-        shared: False lets every rank invert everything for itself, without a message: the naive way, to compare with.
+        grad_worker_fraction: fraction of the ranks that hold a layer's inverses and precondition its gradient. 1: all
+            ranks, without a message for the directions. 1 / ranks or 0: one rank per layer, with the least memory and a
+            message for its direction at every step. Between: groups of ranks. ``ranks * fraction`` must divide the
+            number of ranks.
+        per: the unit that one rank inverts: "layer", "factor" or "block" (see :func:`place` in placement.py).
+        fusion_mib: size of a message, in MiB, up to which tensors are sent together.
+        shared: False: every rank inverts all factors itself, and no inverses are sent; a baseline for comparisons.
     """
 
     grad_worker_fraction: float = 1.0
@@ -59,18 +62,26 @@ class Sharing:
 
     @property
     def fusion(self) -> int:
-        """Numbers in one message."""
+        """The number of float32 values in a message of ``fusion_mib``."""
         return max(1, int(self.fusion_mib * 2**20 / 4))
 
 
 class Ranks:
-    """The ranks of a job as this process sees them: its number, its grid, and what they say to each other."""
+    """The ranks of a job as this process sees them, and their collectives on the host.
+
+    Attributes:
+        rank: of this process.
+        grid: rows and columns of the ranks.
+        sharing: how the ranks share the second-order work.
+        row, column: names of this rank's communication groups; None for a group of this rank only.
+        bytes: bytes that this rank has put into messages on the host.
+    """
 
     def __init__(self, rank: int, grid: Grid, sharing: Sharing):
         self.rank, self.grid, self.sharing = rank, grid, sharing
         self.row = self._group("row", grid.row_ranks(grid.row_of(rank)))
         self.column = self._group("column", grid.column_ranks(self.own_column))
-        self.bytes = 0  # that this rank put into messages on the host
+        self.bytes = 0
 
     @property
     def own_column(self) -> int:
@@ -78,7 +89,7 @@ class Ranks:
         return self.grid.column_of(self.rank)
 
     def _group(self, kind: str, members: tuple[int, ...]) -> str | None:
-        """Name of the communication group; None for this rank alone."""
+        """The name of the communication group of ``members``, created if need be; None for a single member."""
         from mindspore.communication import create_group
 
         if len(members) == 1:
@@ -92,24 +103,32 @@ class Ranks:
         return name
 
     def total(self, values: np.ndarray) -> np.ndarray:
-        """Sum of a float32 vector over all ranks."""
+        """The sum of a float32 vector over all ranks."""
         self.bytes += 4 * values.size
         return ops.AllReduce()(Tensor(values.astype(np.float32))).asnumpy()
 
     def of_first(self, values: np.ndarray) -> np.ndarray:
-        """Rank 0's values of a float32 vector, on every rank."""
+        """Rank 0's float32 vector, on every rank."""
         return self.total(values if self.rank == 0 else np.zeros_like(values))
 
     def gathered_in_column(self, values: np.ndarray, lengths: Sequence[int]) -> list[np.ndarray]:
-        """Every float32 vector of this rank's column, by row; ``lengths`` are theirs, known to all."""
+        """The float32 vectors of all ranks of this column, in the order of rows.
+
+        Args:
+            values: this rank's vector.
+            lengths: of all their vectors, the same on every rank.
+        """
         return self._gathered(values, lengths, self.column, self.grid.row_of(self.rank))
 
     def gathered_in_row(self, values: np.ndarray, lengths: Sequence[int]) -> list[np.ndarray]:
-        """Every float32 vector of this rank's row, by column."""
+        """The float32 vectors of all ranks of this row, in the order of columns; see gathered_in_column."""
         return self._gathered(values, lengths, self.row, self.own_column)
 
     def _gathered(self, values: np.ndarray, lengths: Sequence[int], group: str | None, place: int) -> list[np.ndarray]:
-        """Padded to the longest, and in pieces of the message's size; ``place`` is this rank's in the group."""
+        """The vectors of all members of a group, in which this rank is number ``place``.
+
+        Vectors are padded to the longest one and sent in messages of at most ``sharing.fusion`` numbers.
+        """
         if group is None:
             return [values]
         longest = max(lengths)
@@ -119,16 +138,17 @@ class Ranks:
         mine = np.zeros(longest, np.float32)
         mine[: len(values)] = values
         step = self.sharing.fusion
-        gather = _gathering(group, place, len(lengths))
+        gather = _gather_function(group, place, len(lengths))
         parts = [gather(mine[first : first + step]) for first in range(0, longest, step)]
-        whole = np.concatenate(parts, 1)
-        return [whole[index, :length] for index, length in enumerate(lengths)]
+        gathered = np.concatenate(parts, 1)
+        return [gathered[index, :length] for index, length in enumerate(lengths)]
 
 
 def copy_first(parameters: Sequence[Parameter]) -> None:
-    """Set each Parameter to rank 0's value, in place: to the bit, whatever its type.
+    """Set each Parameter, of any type, in place to exactly rank 0's value.
 
-    A CPU's Broadcast knows float32 and int32, and takes others for one of them without a word.
+    MindSpore's Broadcast on a CPU supports only float32 and int32 and silently misreads other types. Therefore 16-bit
+    floats are sent as float32, which is exact, and other types as int32 words of the same bytes.
     """
     broadcast = ops.Broadcast(0)
     for parameter in parameters:
@@ -144,22 +164,23 @@ def copy_first(parameters: Sequence[Parameter]) -> None:
         ops.assign(parameter, value)
 
 
-def _gathering(group: str, place: int, members: int) -> Callable[[np.ndarray], np.ndarray]:
-    """A function from this rank's vector [n] to those of all members [members, n].
+def _gather_function(group: str, place: int, members: int) -> Callable[[np.ndarray], np.ndarray]:
+    """A function from this rank's vector [n] to the vectors of all members [members, n].
 
-    Where the device's AllGather knows no groups, a sum does it, to which each member gives zeros but for its own row.
+    Where the device's AllGather does not support groups, an AllReduce replaces it: each member contributes a matrix
+    that is zero except for its own row.
     """
     if device.supports_group_all_gather() or group == _world():
         gather = ops.AllGather(group)
         return lambda mine: gather(Tensor(mine)).asnumpy().reshape(members, -1)
-    add_up = ops.AllReduce(ops.ReduceOp.SUM, group)
+    all_reduce = ops.AllReduce(ops.ReduceOp.SUM, group)
 
-    def through_sum(mine: np.ndarray) -> np.ndarray:
+    def gather_by_sum(mine: np.ndarray) -> np.ndarray:
         rows = np.zeros((members, len(mine)), np.float32)
         rows[place] = mine
-        return add_up(Tensor(rows)).asnumpy()
+        return all_reduce(Tensor(rows)).asnumpy()
 
-    return through_sum
+    return gather_by_sum
 
 
 def _world() -> str:
@@ -168,11 +189,20 @@ def _world() -> str:
     return str(GlobalComm.WORLD_COMM_GROUP)
 
 
-_groups: set[str] = set()  # MindSpore makes a group of a name once in a process
+_groups: set[str] = set()  # names of the groups created so far: MindSpore creates each name only once in a process
 
 
 def ranks_of_context(sharing: Sharing | None) -> Ranks | None:
-    """The ranks that the parallel context tells of; None for one device alone."""
+    """The ranks of MindSpore's parallel context; None for a single process.
+
+    Args:
+        sharing: how the ranks share the second-order work; None for the default.
+
+    Raises:
+        TypeError: if ``sharing`` is neither a Sharing nor None.
+        ValueError: if ``sharing`` is given without data parallelism.
+        RuntimeError: if ``parallel_mode`` is neither stand_alone nor data_parallel.
+    """
     if sharing is not None and not isinstance(sharing, Sharing):
         raise TypeError(f"sharing must be a thor.Sharing or None, but got {sharing!r} of type {type(sharing).__name__}")
     mode = ms.get_auto_parallel_context("parallel_mode")
@@ -195,7 +225,10 @@ def ranks_of_context(sharing: Sharing | None) -> Ranks | None:
 
 
 def _warn_of_workers(mode: str, environment: Mapping[str, str]) -> None:
-    """Networks of their own are not always wrong under msrun, but nothing else would show that they were not meant."""
+    """Warn if this process is one of several workers of msrun that each train a network of their own.
+
+    This is no error, because it may be intended. Without the warning, a forgotten parallel mode would go unnoticed.
+    """
     count = environment.get("MS_WORKER_NUM", "")
     if environment.get("MS_ROLE") == "MS_WORKER" and count.isdecimal() and int(count) > 1:
         logger.warning(

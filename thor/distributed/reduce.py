@@ -17,20 +17,23 @@ from thor.runtime.graph_ops import entries_of, over
 class Sums(nn.Cell):
     """Sums of tensors over the ranks of a group, in few messages, inside a compiled step.
 
-    Messages follow one another, in the same order on every rank: collectives that a runtime may start in any order
-    would meet different partners. Blocks that are symmetric travel as triangles.
+    Each message depends on the one before, so that all ranks send them in the same order. A runtime that chose the
+    order freely could match different messages with each other. Symmetric matrices are sent as their upper triangles.
 
     Args:
         shapes: of the tensors.
-        symmetric: whether each is a stack of symmetric matrices in its last two axes.
-        limit: numbers in one message.
-        group: of the ranks; None for all.
+        symmetric: for each tensor, True if its last two axes are symmetric matrices.
+        limit: number of float32 values up to which tensors share a message.
+        group: name of the communication group; None for all ranks.
     """
 
     def __init__(self, shapes: Sequence[tuple[int, ...]], symmetric: Sequence[bool], limit: int, group: str | None):
         super().__init__(auto_prefix=False)
         self.shapes = tuple(shapes)
-        self.sizes = tuple(s[-1] if even and s[-1] > 1 else 0 for s, even in zip(shapes, symmetric, strict=True))
+        # for each tensor, b if it is a stack of symmetric b x b matrices that are sent as triangles, else 0
+        self.sizes = tuple(
+            s[-1] if is_symmetric and s[-1] > 1 else 0 for s, is_symmetric in zip(shapes, symmetric, strict=True)
+        )
         indices = sorted({size for size in self.sizes if size})
         self.kind = tuple(indices.index(size) if size else -1 for size in self.sizes)
         self.pack = tuple(Tensor(triangle(size)[0]) for size in indices)
@@ -40,34 +43,34 @@ class Sums(nn.Cell):
             for shape, size in zip(self.shapes, self.sizes, strict=True)
         )
         self.members = tuple(tuple(range(first, last)) for first, last in runs(self.lengths, limit))
-        # where each begins in its message
+        # position of each tensor in its message
         self.offsets = tuple(sum(self.lengths[run[0] : index]) for run in self.members for index in run)
         self.all_reduce = ops.AllReduce(ops.ReduceOp.SUM, group) if group else ops.AllReduce(ops.ReduceOp.SUM)
 
     @property
     def bytes(self) -> int:
-        """What one call puts into messages."""
+        """Bytes that one call puts into messages."""
         return 4 * sum(self.lengths)
 
     def construct(self, values, weight):
-        """Sums of weight * value; ``weight`` is a number."""
+        """The sums over the ranks of ``weight`` * value, in float32, for a tuple of values and this rank's weight."""
         sums = ()
         before = values[0]
         for run in self.members:
-            buffer = ops.cat(over(ops.partial(self._flat, values), run))
+            buffer = ops.cat(over(ops.partial(self._flattened, values), run))
             buffer = self.all_reduce(ops.depend(buffer * weight, before))
             before = buffer
-            sums += over(ops.partial(self._whole, buffer), run)
+            sums += over(ops.partial(self._unflattened, buffer), run)
         return sums
 
-    def _flat(self, values, index):
+    def _flattened(self, values, index):
         value = values[index].astype(ms.float32)
         kind, size = self.kind[index], self.sizes[index]
         if kind >= 0:
             value = ops.gather(value.reshape(-1, size * size), self.pack[kind], 1)
         return value.reshape(-1)
 
-    def _whole(self, buffer, index):
+    def _unflattened(self, buffer, index):
         kind, size = self.kind[index], self.sizes[index]
         flat = entries_of(buffer, self.offsets[index], self.lengths[index])
         if kind >= 0:
@@ -76,7 +79,13 @@ class Sums(nn.Cell):
 
 
 class Means(nn.Cell):
-    """Means over all ranks of a loss and of tensors, each rank counting by its examples."""
+    """Means of a loss and of tensors over all ranks, weighted by each rank's number of examples.
+
+    Args:
+        shapes: of the tensors.
+        symmetric: for each tensor, True if its last two axes are symmetric matrices.
+        limit: number of float32 values up to which tensors share a message.
+    """
 
     def __init__(self, shapes: Sequence[tuple[int, ...]], symmetric: Sequence[bool], limit: int):
         super().__init__(auto_prefix=False)
@@ -84,6 +93,7 @@ class Means(nn.Cell):
         self.indices = tuple(range(len(shapes)))
 
     def construct(self, loss, values, examples):
+        """(mean loss, means of ``values``), each in its own type; ``examples`` is this rank's number of examples."""
         head = ops.stack((loss.astype(ms.float32), ops.ones_like(loss).astype(ms.float32)))
         sums = self.sums((head,) + values, examples)
         share = 1.0 / sums[0][1]
@@ -94,22 +104,23 @@ class Means(nn.Cell):
         return (sums[index + 1] * share).astype(values[index].dtype)
 
 
-def alone(loss, values, inputs):
-    """What :class:`Means` does where there is one rank."""
+def unreduced(loss, values, inputs):
+    """The loss and the tensors of a single process, where no mean has to be taken."""
     return loss, values
 
 
+#: A function from tensors to their means over the ranks.
 Across = Callable[[tuple[Tensor, ...]], tuple[Any, ...]]
 
 
 def mean_over_ranks(count: int, shapes: Sequence[tuple[int, ...]]) -> Across:
-    """A function (tensors of these shapes) -> their element-wise means over `count` ranks; make it after `init`.
+    """A function from tensors of the given shapes to their element-wise means over all ``count`` ranks.
 
-    Tensors travel together, in messages of THOR's size: on a CPU each AllReduce costs some milliseconds whatever its
-    size, and nn.DistributedGradReducer makes one for each tensor (sixty small ones took 0.99 s against 0.09 s as one).
+    It must be made after MindSpore's ``init()``. Small tensors share a message, because on a CPU each AllReduce has a
+    fixed cost that exceeds that of its data. nn.DistributedGradReducer sends one message for each tensor.
     """
     if count == 1:
-        return _as_they_are
+        return _identity
     sums, share = Sums(shapes, [False] * len(shapes), Sharing().fusion, None), 1.0 / count
 
     def mean(tensors: tuple[Tensor, ...]) -> tuple[Any, ...]:
@@ -119,10 +130,10 @@ def mean_over_ranks(count: int, shapes: Sequence[tuple[int, ...]]) -> Across:
 
 
 def _typed(value: Tensor, model: Tensor) -> Tensor:
-    """The value in the model's type."""
+    """``value`` in the type of ``model``."""
     return value.astype(model.dtype)
 
 
-def _as_they_are(tensors: tuple[Tensor, ...]) -> tuple[Any, ...]:
-    """What one process alone needs."""
+def _identity(tensors: tuple[Tensor, ...]) -> tuple[Any, ...]:
+    """The tensors of a single process, which are their own means."""
     return tensors

@@ -1,1 +1,1 @@
-"""A run's refreshes as lines, figures and one HTML page."""
+"""The report of a training run: its metrics file, figures and one HTML page."""

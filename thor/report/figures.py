@@ -1,4 +1,4 @@
-"""The pictures of a report, as SVG text to stand inside a page."""
+"""The figures of a report, each as the text of an SVG element for an HTML page."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 
 from thor.report.metrics_file import Line
 
-#: What a line of results may have, and how it is called.
+#: The keys of an epoch or evaluation line that a report shows, and their column headings.
 RESULTS = {
     "epoch": "epoch", "step": "step", "train_loss": "training loss", "test_loss": "test loss",
     "test_accuracy": "test accuracy", "test_top5": "among five", "test_error": "test squared error", "seconds": "s",
@@ -26,7 +26,7 @@ _numbers = itertools.count()
 
 
 def curves(lines: Sequence[Line]) -> str:
-    """Training loss over steps, and loss and metric of the test set over epochs."""
+    """Training and test loss, and the metric of the test set, over epochs; "" if there is nothing to draw."""
     steps = [line for line in lines if line["kind"] == "step" and line["loss"] is not None]
     evaluations = [line for line in lines if line["kind"] in ("epoch", "eval") and "test_loss" in line]
     if not steps and not evaluations:
@@ -44,10 +44,10 @@ def curves(lines: Sequence[Line]) -> str:
 
 
 def _losses(axes: Axes, steps: Sequence[Line], lines: Sequence[Line], evaluations: Sequence[Line]) -> None:
-    """Losses on one logarithmic axis."""
+    """Plot the losses of single batches, of epochs and of the test set on one logarithmic axis."""
     epochs = [line for line in lines if line["kind"] == "epoch"]
     axes.plot([line["epoch"] for line in steps], [line["loss"] for line in steps], color="0.75", label="single batches")
-    # An epoch's mean belongs to its middle, a test loss to its end.
+    # The mean loss of an epoch is drawn at its middle, a test loss at its end.
     axes.plot([line["epoch"] - 0.5 for line in epochs], [line["train_loss"] for line in epochs], "o-", markersize=3.5,
               label="training, mean of an epoch")  # fmt: skip
     axes.plot([line["epoch"] for line in evaluations], [line["test_loss"] for line in evaluations], "s--",
@@ -58,7 +58,7 @@ def _losses(axes: Axes, steps: Sequence[Line], lines: Sequence[Line], evaluation
 
 
 def traces(decisions: Sequence[Line]) -> str:
-    """The trace of each layer over steps; a mark says what was decided."""
+    """The trace of each layer over steps, with a mark for each decision: renewed, kept or stopped."""
     layers = list(dict.fromkeys(line["layer"] for line in decisions))
     figure = Figure(figsize=(11, 4.4), layout="constrained")
     axes = figure.subplots()
@@ -82,7 +82,7 @@ def traces(decisions: Sequence[Line]) -> str:
 
 
 def phases(sums: dict[str, Sequence[float]]) -> str:
-    """Seconds of each phase, as bars."""
+    """A bar for the seconds of each phase; ``sums`` has (times, seconds) by phase."""
     ordered = sorted(((name, seconds) for name, (_, seconds) in sums.items()), key=lambda item: item[1])
     figure = Figure(figsize=(11, 0.6 + 0.32 * len(ordered)), layout="constrained")
     axes = figure.subplots()
@@ -95,13 +95,13 @@ def phases(sums: dict[str, Sequence[float]]) -> str:
 
 
 def _svg(figure: Figure) -> str:
-    """The figure as an <svg> element: no prologue, no metadata, and names that no other picture on the page has."""
+    """The figure as an <svg> element without prologue and metadata; its ids are unique among all figures."""
     text = io.StringIO()
     salt = f"thor-{next(_numbers)}"
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": salt, "font.family": "sans-serif"}):
         figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     svg = text.getvalue()
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
-    # Groups are numbered anew in each picture, and an id may stand once on a page.
+    # matplotlib numbers groups anew in each figure, but an id must be unique on a page.
     svg = re.sub(r'id="([^"]+)"', rf'id="{salt}-\1"', svg)
     return re.sub(r'(url\(#|href="#)', rf"\g<1>{salt}-", svg)

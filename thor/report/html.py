@@ -1,8 +1,8 @@
 """One self-contained HTML page about a training run: ``thor report RUN``.
 
-It reads what a run leaves in its folder: ``metrics.jsonl`` (a JSON object a line, with ``kind`` step, epoch, eval or
-refresh) and, where they are there, ``summary.json`` and ``config.yaml``. The page holds its style and its pictures
-(SVG), no script, and loads nothing; it is as good on paper as on a screen.
+The page is made from the files in a run's folder: ``metrics.jsonl`` (one JSON object per line, see metrics_file.py)
+and, if present, ``summary.json`` and ``config.yaml``. Its style and its figures (SVG) are inline; it has no script and
+loads nothing.
 """
 
 from __future__ import annotations
@@ -36,7 +36,14 @@ pre { background: #f6f6f6; padding: .8rem; overflow-x: auto; font-size: .85rem; 
 
 @dataclass(frozen=True)
 class RunFiles:
-    """What was found in a run's folder."""
+    """The contents of a run's folder.
+
+    Attributes:
+        name: of the folder.
+        lines: of ``metrics.jsonl``.
+        summary: ``summary.json``; empty if there is none.
+        configuration: text of ``config.yaml``; empty if there is none.
+    """
 
     name: str
     lines: list[Line]
@@ -44,12 +51,16 @@ class RunFiles:
     configuration: str
 
     def of(self, *kinds: str) -> list[Line]:
-        """The lines of some kinds."""
+        """The lines whose ``kind`` is one of ``kinds``."""
         return [line for line in self.lines if line.get("kind") in kinds]
 
 
 def read(folder: Path) -> RunFiles:
-    """A run's files; only its metrics must be there."""
+    """Read the files of a run; only ``metrics.jsonl`` is required.
+
+    Raises:
+        UserError: if it is missing or has no complete line, or if a file cannot be used.
+    """
     metrics = folder / "metrics.jsonl"
     if not metrics.is_file():
         raise UserError(f"{folder}: no run to report on, {metrics.name} is missing")
@@ -61,13 +72,13 @@ def read(folder: Path) -> RunFiles:
         raise UserError(f"{metrics}: holds no complete line yet")
     summary, config = folder / "summary.json", folder / "config.yaml"
     about = _read_summary(summary) if summary.is_file() else {}
-    # It is shown, and not used: bytes that are no text are shown as such.
+    # The configuration is only displayed, so bytes that are not UTF-8 are replaced instead of refused.
     configuration = config.read_text(encoding="utf-8", errors="replace") if config.is_file() else ""
     return RunFiles(folder.resolve().name, lines, about, configuration)
 
 
 def _read_summary(path: Path) -> dict[str, Any]:
-    """What summary.json holds, which must be a JSON object."""
+    """The JSON object in summary.json; raises UserError if there is none."""
     try:
         about = parse(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -78,12 +89,12 @@ def _read_summary(path: Path) -> dict[str, Any]:
 
 
 def write(folder: Path, out: Path | None = None) -> Path:
-    """Write the page of a run, ``report.html`` in its folder unless told otherwise; where it is."""
+    """Write the page of a run to ``out``, by default ``report.html`` in its folder, and return the path."""
     run = read(folder)
     try:
         page = render(run)
     except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-        # The lines have been checked, so it is the summary.
+        # The lines of metrics.jsonl have been checked, so the fault lies in the summary.
         summary, why = folder / "summary.json", f"{type(error).__name__}: {error}"
         raise UserError(
             f"{summary}: a part is missing or wrong ({why}); without the file there is a report too"
@@ -94,7 +105,7 @@ def write(folder: Path, out: Path | None = None) -> Path:
 
 
 def render(run: RunFiles) -> str:
-    """The page as text."""
+    """The HTML page of a run."""
     sections = [
         ("Results", _results(run)),
         ("Curves", _figure(figures.curves(run.lines), "Loss of single batches and of epochs; the metric of the test "
@@ -114,7 +125,7 @@ def render(run: RunFiles) -> str:
 
 
 def _about(summary: dict[str, Any]) -> str:
-    """What the run was, in one line."""
+    """One line about the run: network, optimizer, weights, batch size, seed, device and how it ended."""
     if not summary:
         return "The run is under way, or was killed: it has no summary yet."
     parts = [
@@ -129,7 +140,7 @@ def _about(summary: dict[str, Any]) -> str:
 
 
 def _results(run: RunFiles) -> str:
-    """One row an epoch or evaluation."""
+    """A table with one row for each epoch or evaluation."""
     rows = run.of("epoch", "eval")
     if not rows:
         return "<p>No epoch is completed yet.</p>"
@@ -139,7 +150,7 @@ def _results(run: RunFiles) -> str:
 
 
 def _layers(run: RunFiles) -> str:
-    """Trace and decisions of each layer, as a picture and as counts."""
+    """A figure of each layer's traces and decisions, and a table of their counts; "" without refreshes."""
     decisions = run.of("refresh")
     if not decisions:
         return ""
@@ -161,7 +172,7 @@ def _layers(run: RunFiles) -> str:
 
 
 def _time(run: RunFiles) -> str:
-    """Seconds of each phase."""
+    """A figure and a table of the seconds of each phase; "" without them."""
     phases: dict[str, Sequence[float]] = run.summary.get("phases", {})
     if not phases:
         return ""
@@ -182,7 +193,7 @@ def _time(run: RunFiles) -> str:
 
 
 def _memory(run: RunFiles) -> str:
-    """Bytes of what stays, and the peak of the process."""
+    """A table of the memory, in MiB, of weights, state and averages, and of the peak; "" without a summary of it."""
     memory = run.summary.get("memory", {})
     if not memory:
         return ""
@@ -195,7 +206,7 @@ def _memory(run: RunFiles) -> str:
 
 
 def _value(key: str, value: Any) -> str:
-    """A cell of the results."""
+    """The text of one cell in the table of results."""
     if value is None:
         return ""
     if key in ("test_accuracy", "test_top5"):
@@ -208,7 +219,7 @@ def _figure(svg: str, caption: str) -> str:
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table whose first column is text and all others numbers."""
+    """A table whose first column is text and whose other columns are numbers."""
 
     def line(tag: str, cells: Sequence[str]) -> str:
         kinds = ["", *[' class="number"'] * (len(cells) - 1)]

@@ -1,4 +1,4 @@
-"""The lines of a run's ``metrics.jsonl``, read and checked: what each kind of line must hold."""
+"""Reading and checking of a run's ``metrics.jsonl``, with the keys that each kind of line must have."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from thor.runtime.json_files import parse
 
 Line = dict[str, Any]
 DECISIONS = tuple(decision.name for decision in Decision)
-#: What is measured on the test set; a line with test_loss has one of the metrics.
+#: Metrics of the test set; a line with ``test_loss`` has at least one of them.
 TEST_METRICS = ("test_accuracy", "test_error")
 SCORES = ("test_loss", *TEST_METRICS, "test_top5")
 
 
 class LinesError(ValueError):
-    """A metrics file that cannot be used: the line, what is wrong with it, and what to do."""
+    """A metrics file cannot be used. The message names the line, its fault and what to do."""
 
 
 def _is_number(value: Any) -> bool:
-    """Any number that a double holds; also NaN and infinities, which a loss may come to."""
+    """True for an int below 2^63 in size, and for any float: a diverged loss may be NaN or infinite."""
     if isinstance(value, int) and not isinstance(value, bool):
         return abs(value) < 2**63
     return isinstance(value, float)
@@ -64,7 +64,11 @@ _NEEDED: dict[str, dict[str, Check]] = {
 
 
 def read_lines(path: Path) -> list[Line]:
-    """All complete lines; a :class:`LinesError` names the first one that is damaged."""
+    """All complete lines of the file; a last line without a newline is still being written and is left out.
+
+    Raises:
+        LinesError: if the file cannot be read or a line is damaged.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -84,7 +88,7 @@ def read_lines(path: Path) -> list[Line]:
 
 
 def _wrong_with(line: Any) -> str | None:
-    """What is wrong with a line, None if nothing is."""
+    """A description of the fault of a line; None if it has none."""
     kind = line.get("kind") if isinstance(line, dict) else None
     if not isinstance(kind, str) or kind not in _NEEDED:
         return f"kind = {kind!r}: must be one of {', '.join(_NEEDED)}"

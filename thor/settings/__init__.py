@@ -1,1 +1,1 @@
-"""What a user sets, checked: options, schedules, loss scale, the inner optimizer."""
+"""The settings of THOR and their checks: options, schedules, loss scale and inner optimizer."""

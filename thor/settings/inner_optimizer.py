@@ -1,4 +1,4 @@
-"""The optimizer that moves the weights along THOR's directions: the default Momentum, or one of the user's."""
+"""The inner optimizer, which moves the weights along THOR's directions: Momentum by default, or one of the user's."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from thor.settings.options import Options
 from thor.settings.schedules import HostSchedule
 
 DEFAULT_MOMENTUM = 0.9
-#: Optimizers whose step is learning rate x direction, through momentum at the most: that is what ``clip`` bounds.
+#: Optimizers whose step is learning rate x direction, possibly with momentum. ``clip`` can bound only such a step.
 ALONG_DIRECTION = (nn.Momentum, nn.SGD, first_order.Momentum)
 
 
 def without_decays(groups: list[dict[str, Any]], default: float) -> tuple[list[dict[str, Any]], dict[int, float]]:
-    """Parameter groups as Momentum is to have them where decay is decoupled, and each weight's decay, by its id.
+    """Parameter groups without their weight decay, and the decay of each weight by its ``id``.
 
-    As nn.Optimizer has it, a group's own decay or else ``default`` is for all its weights, whatever their names.
+    They are for decoupled weight decay, which THOR applies instead of Momentum. As in nn.Optimizer, a group's
+    ``weight_decay``, or else ``default``, applies to all its weights, whatever their names.
     """
     plain: list[dict[str, Any]] = []
     decays: dict[int, float] = {}
@@ -34,23 +35,26 @@ def without_decays(groups: list[dict[str, Any]], default: float) -> tuple[list[d
 
 
 def decays_by_name(weights: Iterable[Any], decay: float) -> dict[int, float]:
-    """Each weight's decay, by its id, by nn.Optimizer's rule (its ``decay_filter``) for weights outside groups."""
+    """The decay of each weight by its ``id``, by nn.Optimizer's rule for weights outside groups (``decay_filter``).
+
+    Weights whose names contain "beta" or "gamma" do not decay.
+    """
     return {id(w): 0.0 if "beta" in w.name or "gamma" in w.name else decay for w in weights}
 
 
 def decays_itself(inner: nn.Optimizer) -> bool:
-    """Whether weights decay by ``inner``'s own doing."""
-    # Adafactor tells nn.Optimizer nothing of its decay
+    """Whether ``inner`` applies weight decay itself."""
+    # Adafactor keeps its decay in its own groups, where nn.Optimizer does not see it
     own = inner.param_groups if isinstance(inner, first_order.Adafactor) else ()
     return bool(inner.exec_weight_decay) or any(group["weight_decay"] for group in own)
 
 
 def check_inner(inner: Any, momentum: Any, options: Options, params: Any) -> None:
-    """Refuse what is no optimizer, and settings that mean nothing beside this one."""
+    """Raise TypeError if ``inner`` is no nn.Optimizer, ValueError for a setting that conflicts with it."""
     if not isinstance(inner, nn.Optimizer):
         raise TypeError(f"inner must be an nn.Optimizer over the network's weights, but got {type(inner).__name__}")
     name = type(inner).__name__
-    if momentum != DEFAULT_MOMENTUM:  # which may not have been given
+    if momentum != DEFAULT_MOMENTUM:  # the default cannot be told from an omitted argument
         raise ValueError(
             f"momentum is the default Momentum's and means nothing beside inner, but got {momentum!r}: set it on {name}"
         )
@@ -79,18 +83,21 @@ def check_inner(inner: Any, momentum: Any, options: Options, params: Any) -> Non
 
 
 def listed(group: dict[str, Any]) -> dict[str, Any]:
-    """A parameter group whose weights can be read more than once."""
+    """The parameter group with iterators turned into lists, so that its weights can be read more than once."""
     return {key: list(value) if isinstance(value, Iterator) else value for key, value in group.items()}
 
 
 def default_momentum(
     net: nn.Cell, initial: Any, momentum: Any, options: Options, params: Any
 ) -> tuple[nn.Momentum, dict[int, float]]:
-    """nn.Momentum over the network's weights or ``params``, and what of each weight decays apart from it."""
+    """nn.Momentum over the network's weights or ``params``, and the decoupled decay of each weight by its ``id``.
+
+    The dictionary is empty where ``weight_decay_mode`` is "coupled": Momentum then applies the decay itself.
+    """
     weights = net.trainable_params() if params is None else params
     if not isinstance(weights, Iterable):
         raise TypeError(f"params must be a list of Parameters or of groups, but got {params!r}")
-    weights = list(weights)  # an iterator could be read once only
+    weights = list(weights)  # an iterator could be read only once
     if not weights:
         raise ValueError("net has no trainable weights: nothing to optimize")
     weights = [listed(item) if isinstance(item, dict) else item for item in weights]
@@ -107,10 +114,15 @@ def default_momentum(
 def inner_optimizer(
     net: nn.Cell, inner: Any, learning_rate: Any, momentum: Any, options: Options, params: Any
 ) -> tuple[nn.Optimizer, HostSchedule | None, tuple[float, ...]]:
-    """The optimizer that moves the weights, the host schedule of its rate, if it has one, and what decays apart.
+    """The optimizer that moves the weights, its learning-rate schedule on the host, and the decoupled weight decays.
 
-    A number, a list, a Tensor or a MindSpore schedule goes to the optimizer itself; a callable of the step is read on
-    the host and written into its ``learning_rate``. Decoupled decay is one number for each of its weights, else 0.
+    Without ``inner``, a number, a list, a Tensor or a MindSpore schedule as ``learning_rate`` goes to the default
+    Momentum. A callable of the step, or a number for ``inner``, becomes a host schedule, whose value is written into
+    the optimizer's ``learning_rate`` at every step.
+
+    Returns:
+        ``(optimizer, schedule, decays)``. ``schedule`` is None where the optimizer has its own rate. ``decays`` has one
+        number for each of ``optimizer.parameters``; all are 0 where ``weight_decay_mode`` is "coupled".
     """
     if isinstance(learning_rate, bool) or isinstance(learning_rate, str):
         raise TypeError(f"learning_rate must be a number or a schedule, but got {learning_rate!r}")

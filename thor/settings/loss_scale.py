@@ -1,4 +1,4 @@
-"""Loss scales: a fixed factor, or one that adapts to overflow. The live value is state and lives in THOR."""
+"""Loss scales: a fixed factor, or one that adapts to overflow. The current value is part of THOR's state."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from first_order.checks import check_int, number
 
-#: A scale is a float32: a larger one would be infinite, and with it every gradient at every step.
+#: The largest scale. It is stored as float32: a larger one would be infinite and make every gradient non-finite.
 LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -21,10 +21,10 @@ class DynamicLossScale:
     """Divide by ``factor`` at an overflow, multiply by it after ``window`` finite steps in a row.
 
     Args:
-        initial: the first scale; high, because an overflow costs one skipped step.
-        factor: by how much the scale moves.
-        window: finite steps before the scale grows.
-        minimum: the scale falls no lower; an overflow there counts as a non-finite step.
+        initial: the first scale. A high one is cheap: an overflow costs one skipped step.
+        factor: by which the scale grows and falls; greater than 1.
+        window: number of finite steps in a row before the scale grows.
+        minimum: the smallest scale; an overflow there counts as a non-finite step.
     """
 
     initial: float = 2.0**16
@@ -39,19 +39,25 @@ class DynamicLossScale:
         check_int("loss scale window", self.window, 1)
 
     def grown(self, scale: float) -> float:
-        """The scale after a window of finite steps; as a float32 it stays finite."""
+        """The scale after ``window`` finite steps; unchanged where the next one would overflow float32."""
         grown = scale * self.factor
         return grown if math.isfinite(np.float32(grown)) else scale
 
     def fallen(self, scale: float) -> float | None:
-        """The scale after an overflow; None where it can fall no lower."""
+        """The scale after an overflow; None where it is at its minimum already."""
         return max(self.minimum, scale / self.factor) if scale > self.minimum else None
 
 
 def read(value: Any) -> tuple[float, DynamicLossScale | None]:
-    """The initial scale and the adaptive rule, if any.
+    """The initial scale and the adaptive rule, None for a fixed scale, of the setting ``loss_scale``.
 
-    Takes a number, a :class:`DynamicLossScale`, or MindSpore's ``amp.StaticLossScaler`` and ``amp.DynamicLossScaler``.
+    Args:
+        value: a number, a :class:`DynamicLossScale`, or MindSpore's ``amp.StaticLossScaler`` or
+            ``amp.DynamicLossScaler``.
+
+    Raises:
+        TypeError: for another type.
+        ValueError: for a number that is not positive or not finite in float32.
     """
     if isinstance(value, DynamicLossScale):
         return value.initial, value

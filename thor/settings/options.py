@@ -1,4 +1,4 @@
-"""The settings of THOR, checked once at the door: every message has the name, the value and what is allowed."""
+"""The settings of THOR and their checks. Error messages name the setting, its value and the allowed values."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from thor.settings.schedules import HostSchedule
 
 DEFAULT_BLOCK_SIZE = 128
 WEIGHT_DECAY_MODES = ("coupled", "decoupled")
-#: Of the steps between two refreshes, how many gather factors for the running average.
+#: Steps per refresh interval that gather factors for the running average, where ``factor_interval`` is not set.
 GATHERS_PER_INTERVAL = 10
 
 
 @dataclass(frozen=True)
 class Options:
-    """Checked settings; schedules are host callables."""
+    """Checked settings; schedules are callables on the host."""
 
     damping: HostSchedule
     interval: HostSchedule
@@ -29,7 +29,7 @@ class Options:
     factor_decay: float
     refresh: TraceRule
     plan: BlockPlan
-    auto: bool  # the plan is a stand-in until a profile has chosen
+    auto: bool  # True if ``plan`` is a placeholder until a profile has chosen one
     clip: float | None
     clip_each: float | None
     weight_decay: float
@@ -40,27 +40,30 @@ class Options:
     factor_share: float
 
     def gather_interval(self, step: int) -> int:
-        """Steps from one gathering of factors to the next."""
+        """The number of steps from one gathering of factors to the next."""
         if self.factor_interval is not None:
             return int(self.factor_interval(step))
         every = int(self.interval(step))
-        # without an average only the last batch before a refresh counts
-        return every if self.factor_decay == 0 else gathered_every(every)
+        # without a running average, only the last batch before a refresh counts
+        return every if self.factor_decay == 0 else default_factor_interval(every)
 
 
-def gathered_every(interval: int) -> int:
-    """Steps from one gathering of factors to the next, for an average, unless told: a tenth of the interval."""
+def default_factor_interval(interval: int) -> int:
+    """The default ``factor_interval`` with a running average, in steps: a tenth of the refresh interval."""
     return max(1, interval // GATHERS_PER_INTERVAL)
 
 
 def block_plan(block_size: Any, split: str, rank: int) -> BlockPlan:
-    """The plan that ``block_size`` stands for: an int, a plan as it is, or a profile's file; "auto" is not for here."""
+    """The plan for the setting ``block_size``: an int, the path of a profile, or a BlockPlan.
+
+    :func:`read_options` handles "auto".
+    """
     if isinstance(block_size, BlockPlan):
         for name, value in (("split", split), ("rank", rank)):
             if value not in (
                 getattr(BlockPlan, name),
                 getattr(block_size, name),
-            ):  # the default may not have been given
+            ):  # the default cannot be told from an omitted argument
                 raise ValueError(
                     f"{name}={value!r} is not the plan's, {getattr(block_size, name)!r}: where block_size is a "
                     f"thor.BlockPlan, set it there, thor.BlockPlan({name}={value!r}, ...)"
@@ -86,7 +89,7 @@ def read_options(
     *, damping, block_size, split, rank, refresh, interval, factor_interval, factor_decay, clip, clip_each,
     weight_decay, weight_decay_mode, skip, max_bad_steps, norms, factor_share,
 ) -> Options:  # fmt: skip
-    """All settings but the inner optimizer's, checked."""
+    """All settings, checked, except those of the inner optimizer."""
     if not isinstance(refresh, TraceRule):
         raise TypeError(f"refresh must be a thor.TraceRule, but got {refresh!r} of type {type(refresh).__name__}")
     if weight_decay_mode not in WEIGHT_DECAY_MODES:

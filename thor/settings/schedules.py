@@ -1,7 +1,7 @@
-"""Hyper-parameters over steps: the published learning-rate and damping recipes, and the growing refresh interval.
+"""Schedules: the published learning-rate and damping recipes, and a growing refresh interval.
 
-A schedule is any callable from the step (from 0) to a number; a plain number stands for itself, and MindSpore's own
-``LearningRateSchedule`` cells are taken as they are.
+A schedule is any callable from the step, which counts from 0, to a number. A plain number is a constant schedule, and
+MindSpore's ``LearningRateSchedule`` cells are accepted too.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from first_order.checks import number
 class PolynomialRate:
     """lr(e) = initial (1 - e / end_epoch)^power, halved once more from each epoch in ``halve_at``.
 
-    e = (step + 1) / steps_per_epoch is the epoch that the step ends in. The recipe of THOR's authors for ResNet-50 on
-    ImageNet (released configurations): initial 0.05803, power 4.0839, end_epoch 53, halved at 39 and 40 on Ascend;
-    0.05672, 4.9687 and 50 on GPU.
+    e = (step + 1) / steps_per_epoch is the time at the end of the step, in epochs. The configurations that THOR's
+    authors released for ResNet-50 on ImageNet have initial 0.05803, power 4.0839 and end_epoch 53 on Ascend, and
+    0.05672, 4.9687 and 50 on GPU; both halve at epochs 39 and 40.
     """
 
     initial: float
@@ -52,7 +52,8 @@ class PolynomialRate:
 class ExponentialDamping:
     """damping(e) = initial * decay^(e / every), e = (step + 1) / steps_per_epoch.
 
-    Released for ResNet-50: 0.03 and 0.50036 on Ascend, 0.02345 and 0.5467 on GPU, both every 10 epochs.
+    The released configurations for ResNet-50 have initial 0.03 and decay 0.50036 on Ascend, and 0.02345 and 0.5467 on
+    GPU, both with ``every`` 10 epochs.
     """
 
     initial: float
@@ -71,9 +72,9 @@ class ExponentialDamping:
 class GrowingInterval:
     """A refresh interval that grows from ``start`` to ``end`` steps, each ``factor`` times the one before.
 
-    The Fisher changes fast early and settles later, so refreshes thin out, to one an epoch when ``end`` is the number
-    of steps in an epoch. Written in closed form, interval(step) = min(end, start + (factor - 1) step), so that it needs
-    no memory of its own and a resumed run goes on exactly.
+    The Fisher changes fast early in training and slowly later, so refreshes become rarer: one per epoch if ``end`` is
+    the number of steps in an epoch. The closed form interval(step) = min(end, start + (factor - 1) step) needs no
+    state, so a resumed run has the same intervals.
     """
 
     start: int
@@ -101,13 +102,17 @@ def _check_positive(owner: object, *names: str) -> None:
 
 
 class HostSchedule:
-    """A checked hyper-parameter, read on the host at a step.
+    """A hyper-parameter that is read on the host at each step and checked.
 
     Args:
-        name: for messages.
+        name: for error messages.
         value: a number, a callable of the step, or a MindSpore ``LearningRateSchedule``.
-        low: the smallest value allowed; ``above`` says whether ``low`` itself is excluded.
-        integer: whether values must be whole numbers.
+        low: lower bound of the values.
+        above: True if ``low`` itself is excluded.
+        integer: True if values must be integers.
+
+    Raises:
+        TypeError, ValueError: for a wrong constant; for a schedule, when it is called.
     """
 
     def __init__(self, name: str, value: Any, *, low: float = 0.0, above: bool = True, integer: bool = False):

@@ -21,7 +21,7 @@ from mindspore import Parameter, Tensor, nn, ops
 
 from thor.curvature.layer import Layer
 from thor.distributed.ranks import Ranks
-from thor.distributed.reduce import Means, alone
+from thor.distributed.reduce import Means, unreduced
 from thor.runtime import device
 from thor.step.accumulation import Accumulators, Adder, Clearer, Values
 from thor.step.estimate import Estimate
@@ -275,7 +275,7 @@ class StepGraphs:
     def _mean_over_ranks(self, kind: str, variables: Sequence[Parameter]) -> Compiled:
         """(loss, gradients by ``variables``) averaged over the ranks, each counting by the examples of its inputs."""
         if self.ranks is None:
-            return alone
+            return unreduced
         blocks = {id(f.blocks) for y in self.layers for f in (y.a, y.g)}
         shapes, symmetric = [v.shape for v in variables], [id(v) in blocks for v in variables]
         means = Means(shapes, symmetric, self.ranks.sharing.fusion)
