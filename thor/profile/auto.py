@@ -61,7 +61,7 @@ def profile_for_training(
         net=net, loss_fn=loss_fn, batches=lambda: iter([inputs]), skip=skip, inverse=inverse, details=False,
         memory=available_memory() // 2, describe={"network": type(net).__name__, "batches": 1, "source": "training"},
     )  # fmt: skip
-    progress = _Line()
+    progress = _ProgressLine()
     try:
         profile = measure(task, progress=progress)
     finally:
@@ -81,7 +81,7 @@ def describe_choice(profile: Profile) -> str:
     return f"block size {crossing.chosen} ({where}; {profile.environment['device']}, MindSpore {ms.__version__})"
 
 
-class _Line:
+class _ProgressLine:
     """Progress on standard error: one line that is rewritten on a terminal, one line per stage otherwise."""
 
     def __init__(self) -> None:

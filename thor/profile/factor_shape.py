@@ -50,7 +50,7 @@ def shapes_of_layer(name: str, a: int, g: int, copies: int, bias: bool) -> tuple
     )
 
 
-def floor_reaches(dims: Sequence[int], seconds: Sequence[float]) -> int | None:
+def largest_at_launch_floor(dims: Sequence[int], seconds: Sequence[float]) -> int | None:
     """The largest candidate whose time is at most 1.5 times that of the first, the launch floor.
 
     None if there is no such candidate but the first.

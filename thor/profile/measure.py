@@ -130,7 +130,7 @@ def measure(
                                 "details": task.details, "layers": [t.name for t in targets]}  # fmt: skip
     profile = Profile(settings, environment(method), dims)
     if resume is not None:
-        _check_continues(resume, profile, gather.shapes_of(targets))
+        _check_resumable(resume, profile, gather.shapes_of(targets))
         profile = resume
     profile.complete = False
     profile.threshold = task.threshold
@@ -149,7 +149,7 @@ def measure(
 WHERE = ("device", "inverse", "mindspore", "machine")
 
 
-def _check_continues(found: Profile, wanted: Profile, shapes: Sequence[FactorShape]) -> None:
+def _check_resumable(found: Profile, wanted: Profile, shapes: Sequence[FactorShape]) -> None:
     """Raise a ValueError that names the difference if the profile to resume has other settings, device or shapes."""
     there = found.settings | {"dims": found.dims} | {key: found.environment[key] for key in WHERE}
     here = wanted.settings | {"dims": wanted.dims} | {key: wanted.environment[key] for key in WHERE}

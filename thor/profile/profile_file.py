@@ -18,7 +18,7 @@ from typing import Any
 from first_order.checks import check_int
 from thor.factors.blocks import ORDERS, SPLITS, BlockPlan
 from thor.profile.crossing import Crossing, choose, kept_shares, performances
-from thor.profile.factor_shape import FactorShape, Timing, floor_reaches, shapes_of_layer
+from thor.profile.factor_shape import FactorShape, Timing, largest_at_launch_floor, shapes_of_layer
 from thor.runtime.json_files import parse
 
 FORMAT, VERSION = "thor-profile", 1
@@ -117,9 +117,9 @@ class Profile:
         """The crossing of the paper's two curves, with the chosen block size."""
         return choose(self.dims, self.kept(order), self.performance())
 
-    def floor_reaches(self) -> int | None:
+    def largest_at_launch_floor(self) -> int | None:
         """The largest candidate whose time is about the launch floor; None if there is none (see factor_shape.py)."""
-        return floor_reaches(self.dims, [self.calls[dim].median for dim in self.dims])
+        return largest_at_launch_floor(self.dims, [self.calls[dim].median for dim in self.dims])
 
     def plan(self, split: str = "block+mean", rank: int = 16, order: str = "channel") -> BlockPlan:
         """The paper's choice as a plan for ``THOR(block_size=...)``."""

@@ -84,7 +84,7 @@ def _notes(profile: Profile) -> list[RenderableType]:
         f"kept: share of factors with a spectral loss below {100 * profile.threshold:.3g}%"
         + (f"; launch floor {duration(profile.calls[1].median)}" if profile.dims[0] == 1 else "")
     ]
-    floor = profile.floor_reaches() if profile.dims[0] == 1 else None
+    floor = profile.largest_at_launch_floor() if profile.dims[0] == 1 else None
     if floor is not None:
         notes.append(
             f"[yellow]up to {floor} one inverse costs what its call costs: p1/pn says nothing about sizes below, "

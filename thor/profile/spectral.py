@@ -106,8 +106,8 @@ class Split:
 
     def _solve(self, copy: int, damping: float, right: Array) -> Array:
         thin = None if self.beside is None else self.beside[copy].T
-        whole = right if thin is None else np.concatenate([right, thin], 1)
-        solved = np.empty_like(whole)
+        augmented = right if thin is None else np.concatenate([right, thin], 1)
+        solved = np.empty_like(augmented)
         for index in range(self.cut.count):
             rows = slice(index * self.cut.size, min(self.rows, (index + 1) * self.cut.size))
             if rows.start >= self.rows:
@@ -115,9 +115,9 @@ class Split:
             block = self.factor[copy, rows, rows].copy()
             if thin is not None:
                 block -= thin[rows] @ thin[rows].T
-            solved[rows] = solve_damped(block, damping, whole[rows])
+            solved[rows] = solve_damped(block, damping, augmented[rows])
         if self.cut.bias_apart:
-            solved[-1] = whole[-1] / damping
+            solved[-1] = augmented[-1] / damping
         if thin is None:
             return solved
         x, s = solved[:, : right.shape[1]], solved[:, right.shape[1] :]

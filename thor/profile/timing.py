@@ -53,17 +53,17 @@ def time_calls(sizes: Sequence[int], counts: Sequence[int], method: str) -> list
     are repeated within a turn and averaged. A call includes the wait for its result.
     """
     calls = [_inversion(size, count, method) for size, count in zip(sizes, counts, strict=True)]
-    within = [max(1, min(50, int(SECONDS_PER_TURN / _once(call)))) for call in calls]
+    repeats_per_turn = [max(1, min(50, int(SECONDS_PER_TURN / _seconds_of_call(call)))) for call in calls]
     times: list[list[float]] = [[] for _ in calls]
     start = time.perf_counter()
     while len(times[0]) < MIN_REPEATS or (
         time.perf_counter() - start < SECONDS_PER_SIZE * len(sizes) and len(times[0]) < MAX_REPEATS
     ):
-        for own, call, turns in zip(times, calls, within, strict=True):
+        for own, call, repeats in zip(times, calls, repeats_per_turn, strict=True):
             before = time.perf_counter()
-            for _ in range(turns):
+            for _ in range(repeats):
                 call()
-            own.append((time.perf_counter() - before) / turns)
+            own.append((time.perf_counter() - before) / repeats)
     return [_summary(own) for own in times]
 
 
@@ -79,7 +79,7 @@ def _inversion(size: int, count: int, method: str) -> Callable[[], Any]:
     return call
 
 
-def _once(call: Callable[[], Any]) -> float:
+def _seconds_of_call(call: Callable[[], Any]) -> float:
     """Seconds of the second call; the first one compiles."""
     call()
     before = time.perf_counter()
