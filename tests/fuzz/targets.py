@@ -100,7 +100,7 @@ def _network(folder: Path) -> None:
 
 def _read_profile(folder: Path) -> Any:
     found = Profile.load(folder / "profile.json")
-    return found.crossing(), found.plan(), found.floor_reaches(), found.to_dict()
+    return found.crossing(), found.plan(), found.largest_at_launch_floor(), found.to_dict()
 
 
 def _read_network(folder: Path) -> Any:

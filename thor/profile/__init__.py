@@ -1,1 +1,1 @@
-"""The block-size profiler: the split chosen by spectral loss and measured time."""
+"""The block-size profiler: chooses block sizes from spectral losses and measured times."""

@@ -1,4 +1,4 @@
-"""``THOR(block_size="auto")``: a plan from a profile of the first batch, cached for the next run."""
+"""``THOR(block_size="auto")``: profiles the network on the first batch and caches the profile for later runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CACHE_VARIABLE = "THOR_CACHE_DIR"
 
 
 def cache_folder() -> Path:
-    """Where profiles of ``"auto"`` are kept: $THOR_CACHE_DIR, or thor/ in the user's cache folder."""
+    """The folder for profiles of ``"auto"``: $THOR_CACHE_DIR, or thor/ in the user's cache folder."""
     own = os.environ.get(CACHE_VARIABLE)
     if own:
         return Path(own)
@@ -34,7 +34,7 @@ def cache_folder() -> Path:
 
 
 def cache_file(targets: Sequence[Target], method: str) -> Path:
-    """One file per device, MindSpore version, inverse and layer shapes: what the measured numbers depend on."""
+    """The cached profile's path: one per device, machine, MindSpore version, inverse method and layer shapes."""
     where = {
         key: value for key, value in environment(method).items() if key in ("device", "inverse", "mindspore", "machine")
     }
@@ -44,7 +44,7 @@ def cache_file(targets: Sequence[Target], method: str) -> Path:
 
 
 def cached(path: Path) -> Profile | None:
-    """The profile of an earlier run; a file that cannot be used is measured anew."""
+    """The profile of an earlier run; None if there is none, or if its file cannot be used (logged as a warning)."""
     try:
         return Profile.load(path) if path.exists() else None
     except (ProfileError, OSError) as error:
@@ -56,12 +56,12 @@ def profile_for_training(
     net: nn.Cell, loss_fn: Callable[..., Any] | None, inputs: tuple[Tensor, ...], path: Path, skip: Sequence[str],
     inverse: str,
 ) -> Profile:  # fmt: skip
-    """Profile an unattached network on one batch, with a line of progress, and keep the result."""
+    """Profile a network without ports on one batch, show progress on standard error, and save the profile."""
     task = Task(
         net=net, loss_fn=loss_fn, batches=lambda: iter([inputs]), skip=skip, inverse=inverse, details=False,
         memory=available_memory() // 2, describe={"network": type(net).__name__, "batches": 1, "source": "training"},
     )  # fmt: skip
-    progress = _Line()
+    progress = _ProgressLine()
     try:
         profile = measure(task, progress=progress)
     finally:
@@ -75,14 +75,14 @@ def profile_for_training(
 
 
 def describe_choice(profile: Profile) -> str:
-    """One line for the log."""
+    """The chosen block size, its crossing and the device, as one line for the log."""
     crossing = profile.crossing()
     where = "no crossing" if crossing.dim is None else f"crossing at {crossing.dim:.0f}"
     return f"block size {crossing.chosen} ({where}; {profile.environment['device']}, MindSpore {ms.__version__})"
 
 
-class _Line:
-    """One line on standard error that is rewritten as work goes on; one line a stage where that is no terminal."""
+class _ProgressLine:
+    """Progress on standard error: one line that is rewritten on a terminal, one line per stage otherwise."""
 
     def __init__(self) -> None:
         self.start = time.monotonic()

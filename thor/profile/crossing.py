@@ -1,17 +1,17 @@
 """THOR's choice of the block size from two curves (pure).
 
     kept(n)         share of the factors whose spectral loss at block size n is below a threshold; rises with n
-    performance(n)  p_1 / p_n, p_n the measured time to invert one block of size n; falls with n
+    performance(n)  p_1 / p_n, where p_n is the measured time to invert one block of size n; falls with n
 
-The curves are interpolated linearly between candidates; where they cross, each gains what the other loses. The nearest
-candidate is the choice. ResNet-50 on an Ascend 910 crosses at (106, 0.21) and takes 128 (THOR, AAAI 2021).
+The curves are interpolated linearly between candidates. The chosen block size is the candidate nearest to their
+crossing. The paper's example, ResNet-50 on an Ascend 910, crosses at (106, 0.21) and takes 128 (THOR, AAAI 2021).
 
-What the paper leaves open, settled here:
+The paper leaves some cases open. They are settled as follows:
 
-    several crossings             the first, from the left: the smallest blocks at which the curves balance
-    equal over a stretch          the stretch's left end
-    kept above everywhere         the smallest candidate: blocks lose nothing, and it is the fastest
-    kept below everywhere         the largest candidate: nothing smaller keeps enough
+    several crossings             the leftmost: the smallest blocks at which the curves balance
+    equal over an interval        the left end of the interval
+    kept above everywhere         the smallest candidate: it keeps enough and is the fastest
+    kept below everywhere         the largest candidate: no smaller one keeps enough
     two candidates equally near   the larger, which loses less
 """
 
@@ -30,7 +30,7 @@ LARGEST_CANDIDATE = 2048
 
 @dataclass(frozen=True)
 class Crossing:
-    """Where the curves meet. ``dim`` is None where they do not."""
+    """The crossing of the curves and the chosen candidate. ``dim`` and ``share`` are None if they do not cross."""
 
     dim: float | None
     share: float | None
@@ -39,7 +39,7 @@ class Crossing:
 
 
 def default_candidates(largest: int) -> list[int]:
-    """1, 16, 32, ... until the largest factor fits one block, at most 2048 (the paper's range for ResNet-50)."""
+    """Block sizes 1, 16, 32, ... until the largest factor fits one block, at most 2048 (as in the paper)."""
     check_int("largest", largest, 1)
     candidates = [1, 16]
     while candidates[-1] < min(largest, LARGEST_CANDIDATE):
@@ -48,7 +48,7 @@ def default_candidates(largest: int) -> list[int]:
 
 
 def check_candidates(values: Sequence[object]) -> list[int]:
-    """Candidate block sizes, sorted, each once; or an error that names the bad one."""
+    """The candidate block sizes, sorted and without duplicates. A ValueError or TypeError names an invalid one."""
     if not values:
         raise ValueError("dims must hold at least two block sizes, but it is empty")
     sizes = sorted({check_int("each of dims", value, 1) for value in values})
@@ -58,21 +58,21 @@ def check_candidates(values: Sequence[object]) -> list[int]:
 
 
 def kept_shares(losses: Sequence[Sequence[float]], threshold: float) -> list[float]:
-    """Per candidate the share of factors with a loss below the threshold; ``losses`` holds a row for each factor."""
+    """The share of factors with a loss below the threshold, per candidate; ``losses`` is [factors, candidates]."""
     if not losses:
         raise ValueError("there are no factors")
     return [sum(loss < threshold for loss in column) / len(losses) for column in zip(*losses, strict=True)]
 
 
 def performances(seconds: Sequence[float]) -> list[float]:
-    """p_1 / p_n, p_1 the time at the smallest candidate."""
+    """p_1 / p_n per candidate, where p_1 is the time of the smallest candidate."""
     if any(not 0 < value < math.inf for value in seconds):
         raise ValueError(f"times must be positive and finite, but got {list(seconds)}")
     return [seconds[0] / value for value in seconds]
 
 
 def choose(dims: Sequence[int], kept: Sequence[float], performance: Sequence[float]) -> Crossing:
-    """The crossing of the two curves over ``dims`` (ascending), and the candidate nearest to it."""
+    """Find the crossing of the two curves over ``dims`` (ascending) and the candidate nearest to it."""
     if not len(dims) == len(kept) == len(performance) or len(dims) < 2:
         raise ValueError(
             f"dims, kept and performance must have one length of at least 2, "
@@ -99,7 +99,7 @@ def choose(dims: Sequence[int], kept: Sequence[float], performance: Sequence[flo
 
 def _nearest(dims: Sequence[int], where: float, share: float) -> Crossing:
     nearest = min(abs(dim - where) for dim in dims)
-    chosen = max(dim for dim in dims if abs(dim - where) <= nearest * (1 + 1e-9))  # a tie, but for rounding
+    chosen = max(dim for dim in dims if abs(dim - where) <= nearest * (1 + 1e-9))  # a tie up to rounding
     return Crossing(where, share, chosen, "the candidate nearest to the crossing")
 
 
@@ -107,7 +107,7 @@ def read_curves(path: str | Path) -> tuple[list[int], list[float], list[float]]:
     """(dims, kept, performance) from a CSV file with the columns dim, kept and time (or performance)."""
     path = Path(path)
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:  # spreadsheets put a mark at the start
+        with path.open(newline="", encoding="utf-8-sig") as file:  # spreadsheets write a byte order mark
             reader = csv.DictReader(file, skipinitialspace=True)
             rows, columns = list(reader), set(reader.fieldnames or ())
     except (OSError, UnicodeDecodeError, csv.Error) as error:

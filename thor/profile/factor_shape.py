@@ -1,4 +1,4 @@
-"""The form of a factor, and what is known of its inversion: what choosing a block size reads."""
+"""Shapes of factors and timings of their inversion: the inputs of the choice of a block size."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from thor.factors.blocks import BlockPlan, Cut
 
-#: A time within this factor of the launch floor says nothing about the block's size.
+#: A time up to this multiple of the launch floor is taken to be independent of the block size.
 FLOOR_FACTOR = 1.5
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of one thing repeated: the median and the quartiles."""
+    """Seconds of a repeated call: median and quartiles. ``repeats`` is 0 for a modelled time."""
 
     median: float
     low: float
@@ -23,34 +23,37 @@ class Timing:
 
 @dataclass(frozen=True)
 class FactorShape:
-    """What a factor needs to be cut: enough to time and to measure its memory."""
+    """The dimensions of one factor: enough to cut it, to time its inversion and to count its memory."""
 
     layer: str
     side: str  # "a" | "g"
     dim: int
-    copies: int
-    bias: bool = False  # whether the last row is a bias's
+    copies: int  # groups of a convolution, 1 otherwise
+    bias: bool = False  # whether the last row belongs to the bias
     across: int = 0  # rows of the layer's other factor, times copies
 
     @property
     def name(self) -> str:
-        """As its Parameters are called."""
+        """The prefix of the names of the factor's Parameters."""
         return f"{self.layer}.{self.side}"
 
     def cut(self, plan: BlockPlan) -> Cut:
-        """As the plan cuts it."""
+        """The factor's cut under a plan."""
         return plan.cut(self.dim, self.layer, self.side, bias=self.bias, across=self.across)
 
 
 def shapes_of_layer(name: str, a: int, g: int, copies: int, bias: bool) -> tuple[FactorShape, FactorShape]:
-    """Of a layer with factors of so many rows."""
+    """The shapes of a layer's two factors, A with ``a`` rows and G with ``g`` rows."""
     return (
         FactorShape(name, "a", a, copies, bias, across=copies * g),
         FactorShape(name, "g", g, copies, across=copies * a),
     )
 
 
-def floor_reaches(dims: Sequence[int], seconds: Sequence[float]) -> int | None:
-    """The largest candidate whose time is within 1.5 times the launch floor; None if the first is the only one."""
+def largest_at_launch_floor(dims: Sequence[int], seconds: Sequence[float]) -> int | None:
+    """The largest candidate whose time is at most 1.5 times that of the first, the launch floor.
+
+    None if there is no such candidate but the first.
+    """
     flat = [dim for dim, value in zip(dims, seconds, strict=True) if value <= FLOOR_FACTOR * seconds[0]]
     return max(flat) if len(flat) > 1 else None

@@ -1,7 +1,7 @@
-"""Whole factors, means and gradients of a network's layers, from real forward and backward passes.
+"""Unsplit factors, scaled means and gradients of a network's layers, from forward and backward passes.
 
-The taps are those of thor/capture, with one block that covers each factor. Layers go in groups that fit a memory
-limit; each group is compiled once and sees every batch, and its sums leave for the host.
+The taps are those of thor/capture, with one block for each factor. Layers are gathered in groups that fit a memory
+limit. Each group is compiled once and run on every batch; its statistics are summed on the host.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from thor.factors.blocks import Cut
 from thor.profile.factor_shape import FactorShape, shapes_of_layer
 from thor.runtime import device
 
-#: Of the memory limit, what the factors of one group may take: each lives as slot, gradient, sum and host copy.
+#: Copies of a factor that exist at once: the port's Parameter, its gradient, the host's copy and the sum.
 _COPIES_ALIVE = 4
 
 
 @dataclass
 class LayerStatistics:
-    """One layer's whole factors [c, d, d], scaled means [c, d], and gradient [c, O, I (+1)], averaged over batches."""
+    """One layer's unsplit factors [c, d, d], scaled means [c, d] and gradient [c, O, I (+1)], averaged over batches."""
 
     name: str
     kind: str
@@ -36,27 +36,31 @@ class LayerStatistics:
     mean_a: np.ndarray
     mean_g: np.ndarray
     gradient: np.ndarray
-    bias: bool  # whether A's last coordinate is a bias's
+    bias: bool  # whether A's last row belongs to the bias
 
     @property
     def shapes(self) -> tuple[FactorShape, FactorShape]:
-        """Of A and of G."""
+        """The shapes of A and G."""
         return shapes_of_layer(self.name, self.a.shape[1], self.g.shape[1], self.a.shape[0], self.bias)
 
 
 def shapes_of(targets: Sequence[Target]) -> list[FactorShape]:
-    """The two factors of every layer, without gathering them."""
+    """The shapes of A and G of every target, in order."""
     layers = ((t.name, t.a_dim, t.g_dim, t.copies, t.bias is not None) for t in targets)
     return [shape for layer in layers for shape in shapes_of_layer(*layer)]
 
 
 def bytes_of(target: Target) -> int:
-    """What a layer's two whole factors take."""
+    """Bytes of a layer's two unsplit factors in float32."""
     return 4 * target.copies * (target.a_dim**2 + target.g_dim**2)
 
 
 def groups_within(targets: Sequence[Target], limit: int) -> list[list[Target]]:
-    """Layers in order, cut into groups whose gathering stays within ``limit`` bytes."""
+    """Split the layers, in order, into groups whose gathering needs at most ``limit`` bytes.
+
+    Raises:
+        MemoryError: if a single layer needs more.
+    """
     groups: list[list[Target]] = []
     room = 0
     for target in targets:
@@ -75,7 +79,7 @@ def groups_within(targets: Sequence[Target], limit: int) -> list[list[Target]]:
 
 
 class _Slots:
-    """Ports of one layer and the Parameters whose gradients are its statistics."""
+    """Attaches ports to one layer and holds their Parameters, whose gradients are the layer's statistics."""
 
     def __init__(self, target: Target):
         self.target = target
@@ -96,7 +100,7 @@ class _Slots:
             port.active = True
 
     def statistics(self, values: list[np.ndarray], weight: np.ndarray, bias: np.ndarray | None) -> LayerStatistics:
-        """From averaged port gradients and weight gradients."""
+        """Build the layer's statistics from the averaged gradients of its port Parameters, weight and bias."""
         a, mean_a, uses_a, g, mean_g, uses_g = values
         copies = self.target.copies
         gradient = weight.reshape(copies, weight.shape[0] // copies, -1)
@@ -114,7 +118,14 @@ def gather(
     net: nn.Cell, loss_fn: Callable[..., Any] | None, batches: Callable[[], Iterator[tuple[Tensor, ...]]],
     targets: Sequence[Target], on_batch: Callable[[], None] = lambda: None,
 ) -> list[LayerStatistics]:  # fmt: skip
-    """Statistics of ``targets``, averaged over ``batches()``. The network is left as it was, but for its buffers."""
+    """Statistics of ``targets``, averaged over ``batches()``.
+
+    The ports are removed afterwards. Buffers such as moving averages keep the values that the passes gave them.
+
+    Raises:
+        FloatingPointError: if a loss or a statistic is not finite.
+        ValueError: if there is no batch.
+    """
     with left_as_found(net):
         device.fast_convolutions(net)
         slots = [_Slots(target) for target in targets]
@@ -171,7 +182,7 @@ def _forward(net: nn.Cell, loss_fn: Callable[..., Any] | None) -> Callable[..., 
 def synthetic_batches(
     shape: tuple[int, ...], classes: int, count: int, seed: int = 0
 ) -> Callable[[], Iterator[tuple[Tensor, ...]]]:
-    """Standard normal inputs and uniform labels: the layers' sizes are right, their statistics are not your data's."""
+    """Batches of standard normal inputs and uniform labels, for times and memory; losses are not those of real data."""
 
     def batches() -> Iterator[tuple[Tensor, ...]]:
         rng = np.random.default_rng(seed)

@@ -1,4 +1,4 @@
-"""A block size for every factor: the smallest that keeps it, within a time budget for the refresh (pure)."""
+"""A block size per factor: the smallest with a loss below the threshold, within a time budget per refresh (pure)."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from thor.profile.profile_file import FactorMeasure, Profile
 
 @dataclass(frozen=True)
 class LayerPlan:
-    """Block sizes by layer (A, G), the refresh's modelled seconds, and the factors above the loss threshold."""
+    """Block sizes (A, G) by layer, modelled seconds of a refresh, and names of the factors above the loss threshold."""
 
     sizes: dict[str, tuple[int, int]]
     seconds: float
     above: tuple[str, ...]
 
     def plan(self, split: str = "block+mean", rank: int = 16, order: str = "channel") -> BlockPlan:
-        """For ``THOR(block_size=...)``."""
+        """The sizes as a plan for ``THOR(block_size=...)``."""
         layers = {f"^{re.escape(name)}$": sizes for name, sizes in self.sizes.items()}
         largest = max(max(sizes) for sizes in self.sizes.values())
         return BlockPlan(block_size=largest, split=split, rank=rank, order=order, layers=layers)
 
 
 def block_seconds(profile: Profile, size: int) -> float:
-    """Modelled seconds of one block of ``size`` in a batch: measured ones, joined by straight lines in log-log."""
+    """Modelled seconds of one block in a batch: log-log interpolation of the profile, cubic beyond its largest size."""
     dims = np.log([float(dim) for dim in profile.dims])
     times = np.log([profile.blocks[dim].median for dim in profile.dims])
     beyond = size / profile.dims[-1]
-    extra = 3 * math.log(beyond) if beyond > 1 else 0.0  # an inverse is cubic beyond the last candidate
+    extra = 3 * math.log(beyond) if beyond > 1 else 0.0  # inverting a block is O(size^3)
     return float(np.exp(np.interp(math.log(size), dims, times) + extra))
 
 
@@ -43,11 +43,14 @@ def factor_seconds(profile: Profile, factor: FactorMeasure, block_size: int) -> 
 
 
 def choose_per_layer(profile: Profile, budget: float = math.inf, order: str = "channel") -> LayerPlan:
-    """Each factor's smallest candidate with a loss below the threshold; a factor that none keeps stays whole.
+    """Choose for each factor the smallest candidate with a loss below the threshold.
 
-    While the modelled refresh exceeds ``budget`` seconds, one factor moves to the candidate that gives up the least
-    loss per second saved: mostly a smaller one, but a larger one where many small blocks cost more than a few large.
-    If nothing saves any more and it still exceeds, a ValueError says so.
+    A factor for which no candidate is good enough stays one block. While the modelled refresh exceeds ``budget``
+    seconds, one factor moves to another candidate: the move that adds the least loss per second saved. The new
+    candidate is usually smaller, but larger where many small blocks cost more than a few large ones.
+
+    Raises:
+        ValueError: if no choice of candidates stays within ``budget``.
     """
     if not budget > 0:
         raise ValueError(f"budget must be greater than 0 seconds, but got {budget}")

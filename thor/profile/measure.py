@@ -1,7 +1,7 @@
-"""Measure a network on a device: times of inverses, losses of splits, one layer after the other.
+"""Measure a network on a device: the times of inverses and refreshes, then the losses of the splits layer by layer.
 
-Everything that is measured goes into the :class:`Profile` at once, so that an interrupt loses at most one layer and the
-same call with that profile goes on from there.
+Every result enters the :class:`Profile` immediately. After an interrupt, ``measure(task, resume=profile)`` measures
+only the remainder.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ SPLITS_MEASURED = ("block", "block+mean", "block+rank")
 
 
 class Progress(Protocol):
-    """What the profiler tells of its work; the command line draws bars from it."""
+    """Receives the progress of a measurement; the command line draws bars from it."""
 
     def stage(self, name: str, total: float) -> None:
-        """A new stage with ``total`` units of work."""
+        """Start a stage with ``total`` units of work."""
 
     def advance(self, amount: float) -> None:
-        """So much of the stage is done."""
+        """Report ``amount`` further units of the stage as done."""
 
 
 class Silent:
-    """No progress shown."""
+    """A :class:`Progress` that shows nothing."""
 
     def stage(self, name: str, total: float) -> None: ...
 
@@ -51,20 +51,20 @@ class Silent:
 
 @dataclass(kw_only=True)
 class Task:
-    """What to measure.
+    """The network, the data and the options of a measurement.
 
     Args:
         net, loss_fn: as for :class:`thor.TrainStep`.
-        batches: makes an iterator over the batches to average over, each time anew.
+        batches: returns a new iterator over the batches that statistics are averaged over.
         dims: candidate block sizes; None for 1, 16, 32, ... until the largest factor fits, at most 2048.
         threshold: the spectral loss below which a factor counts as kept.
-        rank: of "block+rank".
-        damping: with which the cosine is measured, split between A and G as in training.
-        skip: regular expressions on layer names.
+        rank: number of directions of "block+rank".
+        damping: damping of the measured cosines, split between A and G as in training.
+        skip: regular expressions; layers with a matching name are not measured.
         memory: bytes that the profiler may hold at once.
-        inverse: "lapack", "cholesky" or "newton-schulz"; None for what suits the device.
-        describe: what the profile's file says of the network and the data.
-        details: False measures only what the paper's choice needs.
+        inverse: "lapack", "cholesky" or "newton-schulz"; None for the device's default.
+        describe: entries on the network and the data for ``Profile.settings``.
+        details: False measures only the quantities of the paper's choice; refresh times are then modelled.
     """
 
     net: nn.Cell
@@ -82,7 +82,7 @@ class Task:
 
 
 def environment(method: str) -> dict[str, Any]:
-    """Where numbers were measured."""
+    """The device, inverse method, versions and machine of a measurement."""
     return {
         "device": device.current(),
         "inverse": method,
@@ -108,11 +108,11 @@ def measure(
     task: Task, *, resume: Profile | None = None, progress: Progress | None = None,
     save: Callable[[Profile], None] = lambda profile: None,
 ) -> Profile:  # fmt: skip
-    """Measure ``task``, going on from ``resume``; ``save`` is called whenever something new was measured."""
+    """Measure ``task``, continuing the partial profile ``resume``; ``save`` is called after every new result."""
     progress = progress or Silent()
     skip = skip_patterns(task.skip)
     targets, left_out = find_targets(task.net, skip)
-    targets = [target for target in targets if target.kind in ("dense", "conv")]  # the others are not cut
+    targets = [target for target in targets if target.kind in ("dense", "conv")]  # factors of other kinds are not cut
     if not targets:
         why = "; ".join(f"{x.name} ({x.type}): {x.reason}" for x in left_out[:5]) or "it has no weights"
         raise ValueError(f"no layer to profile in {type(task.net).__name__} ({why})")
@@ -130,7 +130,7 @@ def measure(
                                 "details": task.details, "layers": [t.name for t in targets]}  # fmt: skip
     profile = Profile(settings, environment(method), dims)
     if resume is not None:
-        _check_continues(resume, profile, gather.shapes_of(targets))
+        _check_resumable(resume, profile, gather.shapes_of(targets))
         profile = resume
     profile.complete = False
     profile.threshold = task.threshold
@@ -145,12 +145,12 @@ def measure(
     return profile
 
 
-#: Of the environment, what measured numbers depend on.
+#: The keys of ``Profile.environment`` that measured numbers depend on.
 WHERE = ("device", "inverse", "mindspore", "machine")
 
 
-def _check_continues(found: Profile, wanted: Profile, shapes: Sequence[FactorShape]) -> None:
-    """Raise unless the interrupted profile measures the same thing in the same place; the error names what differs."""
+def _check_resumable(found: Profile, wanted: Profile, shapes: Sequence[FactorShape]) -> None:
+    """Raise a ValueError that names the difference if the profile to resume has other settings, device or shapes."""
     there = found.settings | {"dims": found.dims} | {key: found.environment[key] for key in WHERE}
     here = wanted.settings | {"dims": wanted.dims} | {key: wanted.environment[key] for key in WHERE}
     dims = {shape.name: (shape.dim, shape.copies) for shape in shapes}
@@ -164,7 +164,7 @@ def _check_continues(found: Profile, wanted: Profile, shapes: Sequence[FactorSha
 
 
 def _time_calls(profile: Profile, method: str, progress: Progress, save: Callable[[Profile], None]) -> None:
-    """One block at a time (the paper's p_n), then batches of about 16 MiB, divided by their blocks."""
+    """Time the inverse of single blocks (the paper's p_n), and of batches of up to 16 MiB, per block."""
     dims = profile.dims
     progress.stage("timing inverses", 2)
     if not profile.calls:
@@ -184,12 +184,12 @@ def _time_refreshes(
     profile: Profile, shapes: Sequence[FactorShape], method: str, task: Task, progress: Progress,
     save: Callable[[Profile], None],
 ) -> None:  # fmt: skip
-    """The real refresh of the whole network at each candidate, where the memory limit allows it."""
+    """Time the refresh of all factors at each candidate; model the time if memory or ``details`` forbid that."""
     sizes = [timing.state_bytes(shapes, BlockPlan(block_size=dim, split="block")) for dim in profile.dims]
     progress.stage("timing the network's refresh", sum(sizes))
     for dim, size in zip(profile.dims, sizes, strict=True):
         if dim not in profile.refreshes:
-            modelled = 3 * size > task.memory or not task.details  # blocks, inverses, and the stack that is inverted
+            modelled = 3 * size > task.memory or not task.details  # state, and the temporary stacks of the inversion
             measured = _modelled_refresh(profile, shapes, dim) if modelled else _timed_refresh(shapes, dim, method)
             profile.refreshes[dim] = RefreshMeasure(measured, size)
             save(profile)
@@ -201,7 +201,7 @@ def _timed_refresh(shapes: Sequence[FactorShape], dim: int, method: str) -> Timi
 
 
 def _modelled_refresh(profile: Profile, shapes: Sequence[FactorShape], dim: int) -> Timing:
-    """Blocks times seconds a block: what is reported (with no repeats) where the real refresh is too large to hold."""
+    """The refresh as the sum of blocks times seconds per block, with ``repeats`` 0."""
     total = 0.0
     for shape in shapes:
         size, count = even_cut(shape.dim, dim)
@@ -229,7 +229,7 @@ def _measure_layers(
                 save(profile)
                 progress.advance(amount)
     finally:
-        for cell, training in modes:  # a Cell comes before its children, whose mode it sets
+        for cell, training in modes:  # set_train also sets the children, which come later
             cell.set_train(training)
         for parameter, value in buffers:  # moving averages of normalisation layers
             ops.assign(parameter, Tensor(value))
@@ -269,7 +269,7 @@ def _measure_factor(
 
 
 def _cosines(layer: gather.LayerStatistics, dims: Sequence[int], task: Task) -> dict[str, list[float]]:
-    """cos(G_hat^-1 dW A_hat^-1, G^-1 dW A^-1) at each split and candidate, with training's pi damping."""
+    """cos(G_hat^-1 dW A_hat^-1, G^-1 dW A^-1) per split and candidate, each factor damped by :func:`pi_split`."""
     traces = [np.trace(f, axis1=1, axis2=2) for f in (layer.a, layer.g)]
     dampings = np.array(
         [

@@ -1,7 +1,7 @@
-"""A profile: every number that was measured, in one versioned JSON file, and what follows from them.
+"""A profile: the measurements of one network on one device, kept in a versioned JSON file.
 
-Only raw numbers are read back; the curves, their crossing and the choice are computed from them, so that a threshold
-can be changed without measuring again.
+Only measured numbers are read back. The curves, their crossing and the choice are computed from them, so that the
+threshold can be changed without measuring again.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from typing import Any
 from first_order.checks import check_int
 from thor.factors.blocks import ORDERS, SPLITS, BlockPlan
 from thor.profile.crossing import Crossing, choose, kept_shares, performances
-from thor.profile.factor_shape import FactorShape, Timing, floor_reaches, shapes_of_layer
+from thor.profile.factor_shape import FactorShape, Timing, largest_at_launch_floor, shapes_of_layer
 from thor.runtime.json_files import parse
 
 FORMAT, VERSION = "thor-profile", 1
-#: What a profile says of the place where it was measured, at least.
+#: Required keys of ``Profile.environment``.
 ENVIRONMENT = ("device", "inverse", "mindspore", "machine", "cores")
 
 
 class ProfileError(ValueError):
-    """A profile file that cannot be used, and why."""
+    """A profile file cannot be used; the message says why."""
 
 
 @dataclass
 class FactorMeasure:
-    """One factor: its norm, and per candidate the paper's loss in both orders and each split's whole error."""
+    """One factor: its spectral norm and, per candidate, the paper's loss and the error of each split (spectral.py)."""
 
     layer: str
     side: str
@@ -42,21 +42,24 @@ class FactorMeasure:
     norm: float
     loss: dict[str, list[float]]  # by order; "position" only for convolutions with several kernel positions
     error: dict[str, list[float]]  # by split
-    bias: bool = False  # whether the last row is a bias's
+    bias: bool = False  # whether the last row belongs to the bias
 
     @property
     def name(self) -> str:
-        """As its Parameters are called."""
+        """The prefix of the names of the factor's Parameters."""
         return f"{self.layer}.{self.side}"
 
     def loss_in(self, order: str) -> list[float]:
-        """The paper's loss in an order; a factor without kernel positions has one order only."""
+        """The paper's loss per candidate. A factor without kernel positions has the same loss in every order."""
         return self.loss.get(order, self.loss["channel"])
 
 
 @dataclass
 class LayerMeasure:
-    """One layer: its two factors, and per split and candidate the cosine to the unsplit preconditioned gradient."""
+    """One layer: its two factors and, per split and candidate, the cosine of its preconditioned gradient.
+
+    The cosine is to the gradient preconditioned with the unsplit factors.
+    """
 
     name: str
     a: FactorMeasure
@@ -65,13 +68,13 @@ class LayerMeasure:
 
     @property
     def shapes(self) -> tuple[FactorShape, FactorShape]:
-        """What a plan cuts: A and G."""
+        """The shapes of A and G."""
         return shapes_of_layer(self.name, self.a.dim, self.g.dim, self.a.copies, self.a.bias)
 
 
 @dataclass
 class RefreshMeasure:
-    """The whole network's refresh at one candidate: seconds, and bytes of curvature state."""
+    """The refresh of all layers at one candidate: seconds, and bytes of curvature state."""
 
     timing: Timing
     bytes: int
@@ -81,21 +84,21 @@ class RefreshMeasure:
 class Profile:
     """Measurements of one network on one device.
 
-    Lists over candidates follow ``dims``. While a profile is being measured, layers, calls, blocks and refreshes
-    fill up one by one; ``complete`` tells whether all are there.
+    Lists over candidates have the order of ``dims``. Layers, calls, blocks and refreshes are added as they are
+    measured; ``complete`` is True once all are present.
     """
 
-    settings: dict[str, Any]  # what was asked: network, input, batches, seed, damping, rank, skip ...
-    environment: dict[str, Any]  # where it ran: device, inverse method, versions, machine
+    settings: dict[str, Any]  # the request: network, input, batches, seed, damping, rank, skip ...
+    environment: dict[str, Any]  # device, inverse method, versions, machine
     dims: list[int]
     threshold: float = 0.01
-    calls: dict[int, Timing] = field(default_factory=dict)  # one block of size dim: the paper's p_n
-    blocks: dict[int, Timing] = field(default_factory=dict)  # a batch, divided by its blocks
+    calls: dict[int, Timing] = field(default_factory=dict)  # inverting one block of size dim: the paper's p_n
+    blocks: dict[int, Timing] = field(default_factory=dict)  # inverting a batch of blocks, per block
     refreshes: dict[int, RefreshMeasure] = field(default_factory=dict)
     layers: list[LayerMeasure] = field(default_factory=list)
     complete: bool = False
 
-    # -- what follows from the numbers ---------------------------------------------------------------------------
+    # -- computed from the measurements ----------------------------------------------------------------------------
 
     @property
     def factors(self) -> list[FactorMeasure]:
@@ -111,12 +114,12 @@ class Profile:
         return performances([self.calls[dim].median for dim in self.dims])
 
     def crossing(self, order: str = "channel") -> Crossing:
-        """The paper's choice."""
+        """The crossing of the paper's two curves, with the chosen block size."""
         return choose(self.dims, self.kept(order), self.performance())
 
-    def floor_reaches(self) -> int | None:
-        """The largest candidate whose time is the launch floor's; None if none is."""
-        return floor_reaches(self.dims, [self.calls[dim].median for dim in self.dims])
+    def largest_at_launch_floor(self) -> int | None:
+        """The largest candidate whose time is about the launch floor; None if there is none (see factor_shape.py)."""
+        return largest_at_launch_floor(self.dims, [self.calls[dim].median for dim in self.dims])
 
     def plan(self, split: str = "block+mean", rank: int = 16, order: str = "channel") -> BlockPlan:
         """The paper's choice as a plan for ``THOR(block_size=...)``."""
@@ -125,15 +128,15 @@ class Profile:
     # -- the file ------------------------------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, as it is written."""
+        """The content of the JSON file."""
         raw = asdict(self)
         head = {"format": FORMAT, "version": VERSION}
         if self.complete:
-            raw["choice"] = asdict(self.crossing())  # for other readers; ours compute it anew
+            raw["choice"] = asdict(self.crossing())  # for other programs; from_dict ignores it
         return head | raw
 
     def save(self, path: str | Path) -> None:
-        """Write atomically: a reader, or an interrupt, never sees half a file."""
+        """Write the file atomically: a reader never sees a partial file, and an interrupt leaves the earlier one."""
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
@@ -148,7 +151,11 @@ class Profile:
 
     @classmethod
     def load(cls, path: str | Path, *, partial: bool = False) -> Profile:
-        """Read a profile, complete unless ``partial``; a :class:`ProfileError` says what is wrong with the file."""
+        """Read a profile.
+
+        Raises:
+            ProfileError: if the file cannot be read or is invalid, or is incomplete and ``partial`` is False.
+        """
         path = Path(path)
         try:
             data = parse(path.read_text(encoding="utf-8"))
@@ -158,7 +165,7 @@ class Profile:
             ) from None
         except (OSError, UnicodeDecodeError) as error:
             raise ProfileError(f"{path}: cannot be read: {error}") from error
-        except ValueError as error:  # also of a number with thousands of digits
+        except ValueError as error:  # includes an integer with too many digits for int()
             raise ProfileError(f"{path}: corrupt or truncated JSON ({error}); measure it again") from error
         profile = cls.from_dict(data, str(path))
         if not profile.complete and not partial:
@@ -169,7 +176,7 @@ class Profile:
 
     @classmethod
     def from_dict(cls, data: Any, source: str = "profile") -> Profile:
-        """A profile from plain data, checked."""
+        """Build and check a profile from the content of a file; ``source`` names it in errors."""
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise ProfileError(f"{source}: not a profile of thor (no format = {FORMAT!r})")
         version = data.get("version")

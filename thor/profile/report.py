@@ -1,4 +1,4 @@
-"""A profile as a terminal table and as a picture like the published figure."""
+"""A profile as a terminal report and as a figure like the paper's."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KEPT_COLOR, TIME_COLOR = "#1f77b4", "#d95f02"
 
 
 def show(profile: Profile, console: Console, interval: int = 100, budget: float = float("inf")) -> None:
-    """Print the report. ``interval``: steps from one refresh to the next; ``budget``: seconds of a refresh."""
+    """Print the report. ``interval``: steps between refreshes; ``budget``: most seconds of a refresh."""
     console.print(Group(*_parts(profile, interval, budget)))
 
 
@@ -84,7 +84,7 @@ def _notes(profile: Profile) -> list[RenderableType]:
         f"kept: share of factors with a spectral loss below {100 * profile.threshold:.3g}%"
         + (f"; launch floor {duration(profile.calls[1].median)}" if profile.dims[0] == 1 else "")
     ]
-    floor = profile.floor_reaches() if profile.dims[0] == 1 else None
+    floor = profile.largest_at_launch_floor() if profile.dims[0] == 1 else None
     if floor is not None:
         notes.append(
             f"[yellow]up to {floor} one inverse costs what its call costs: p1/pn says nothing about sizes below, "
@@ -101,7 +101,7 @@ def _notes(profile: Profile) -> list[RenderableType]:
 
 
 def _splits_table(profile: Profile) -> Table:
-    """Medians over factors of the whole error, medians over layers of the cosine."""
+    """Median error over factors and median cosine over layers, per candidate and split."""
     table = Table(title="what each split keeps: median error of a factor | cosine of a layer's direction")
     table.add_column("block", justify="right")
     splits = list(profile.factors[0].error)
@@ -120,7 +120,7 @@ def _splits_table(profile: Profile) -> Table:
 def _plan_lines(profile: Profile, budget: float) -> list[RenderableType]:
     try:
         plan = choose_per_layer(profile, budget)
-    except ValueError as error:  # no plan keeps the budget: the rest of the report stands
+    except ValueError as error:  # no plan fits the budget; the rest of the report is still valid
         return [f"per-layer plan: {error}"]
     sizes = [size for pair in plan.sizes.values() for size in pair]
     text = f"per-layer plan: blocks of {min(sizes)} to {max(sizes)}, refresh about {duration(plan.seconds)}"
@@ -130,7 +130,7 @@ def _plan_lines(profile: Profile, budget: float) -> list[RenderableType]:
 
 
 def duration(seconds: float) -> str:
-    """Seconds in the unit that reads best."""
+    """Format seconds with three significant digits in s, ms or us."""
     for unit, factor in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
         if seconds >= factor or unit == "us":
             return f"{seconds / factor:.3g} {unit}"
@@ -138,8 +138,8 @@ def duration(seconds: float) -> str:
 
 
 def draw(profile: Profile, path: Path) -> None:
-    """The two curves over block sizes with their crossing, and every factor's loss."""
-    figure = Figure(figsize=(13, 5.2), layout="constrained")  # no pyplot: no display is looked for
+    """Draw the two curves with their crossing, and the loss of every factor at every block size."""
+    figure = Figure(figsize=(13, 5.2), layout="constrained")  # not pyplot, which would look for a display
     left, right = figure.subplots(1, 2, width_ratios=(1, 1.15))
     crossing, dims = profile.crossing(), profile.dims
     at = [_place(dims, dim) for dim in dims]
@@ -148,7 +148,7 @@ def draw(profile: Profile, path: Path) -> None:
               (profile.performance(), "s", TIME_COLOR, f"speed of one inverse, p{dims[0]} / pn")]  # fmt: skip
     if _has_positions(profile) and profile.kept("position") != profile.kept():
         curves.insert(1, (profile.kept("position"), "^", "#7fb2d9", "factors kept, position-major"))
-    for values, marker, color, label in curves:  # straight between candidates, as the crossing is computed
+    for values, marker, color, label in curves:  # linear between candidates, as in crossing.py
         left.plot([_place(dims, x) for x in fine], np.interp(fine, dims, values), color=color)
         left.plot(at, values, marker, color=color, label=label)
     chosen = _place(dims, crossing.chosen)
@@ -168,13 +168,13 @@ def draw(profile: Profile, path: Path) -> None:
 
 
 def _place(dims: list[int], dim: float) -> float:
-    """Where a block size stands on the log axis; the step from 1 to the next candidate is drawn as one step."""
+    """The position of a block size on the log2 axis, where the first two candidates are drawn one unit apart."""
     logs = np.log2(dims)
     return float(np.interp(np.log2(dim), logs, [0.0, *(1.0 + logs[1:] - logs[1])]))
 
 
 def _draw_losses(profile: Profile, figure: Figure, axes: Axes, norm: LogNorm) -> None:
-    """A cell per factor and candidate; dark is lost."""
+    """Draw the losses as an image, one row per factor and one column per candidate; darker is a larger loss."""
     factors = profile.factors
     losses = np.array([factor.loss["channel"] for factor in factors])
     image = axes.imshow(np.maximum(losses, 1e-3), aspect="auto", cmap="magma_r", norm=norm, interpolation="nearest")

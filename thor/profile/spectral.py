@@ -1,13 +1,15 @@
 """How much of a Kronecker factor a split keeps (pure NumPy and SciPy).
 
-    loss    L = 1 - ||A_hat||_2 / ||A||_2     THOR's measure: A_hat the diagonal blocks of A (AAAI 2021)
-    error   ||A - A_hat||_2 / ||A||_2         of the whole approximation, blocks and what stands beside them
-    cosine  between the split's and the unsplit preconditioned gradient of the layer's real gradient
+    loss    L = 1 - ||A_hat||_2 / ||A||_2     A_hat: only the diagonal blocks of A (THOR, AAAI 2021)
+    error   ||A - A_hat||_2 / ||A||_2         A_hat: the full approximation, blocks and low-rank part
+    cosine  between the layer's gradient preconditioned with A_hat, G_hat and with A, G
 
-L sees the largest eigenvalue only, which the mean or a low rank already holds; the two others see all of it.
+The loss depends on the largest eigenvalue only, which a mean or low-rank part already captures. The error and the
+cosine depend on the full approximation.
 
-A factor is a stack [c, d, d]: c copies (groups of a convolution) are a block-diagonal matrix, so its norm is the
-largest of theirs. Spectral norms come from Lanczos (SciPy's ``eigsh``) on products alone: no factor is decomposed.
+A factor is a stack [c, d, d]. Its c copies (groups of a convolution) form a block-diagonal matrix, so its norm is the
+largest norm of a copy. Lanczos (SciPy's ``eigsh``) computes spectral norms from matrix-vector products, without
+decomposing a factor.
 """
 
 from __future__ import annotations
@@ -24,21 +26,21 @@ from thor.factors.blocks import Cut
 Array = NDArray[np.float32]
 Apply = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 
-#: Relative accuracy of a spectral norm: far below the 1 % that decides whether a factor counts as kept.
+#: Relative accuracy of a spectral norm, far below the default loss threshold of 1 %.
 TOLERANCE = 1e-5
-_DENSE_BELOW = 24  # Lanczos needs room: matrices up to this size are decomposed
-SUBSPACE_STEPS = 3
+_DENSE_BELOW = 24  # matrices up to this size are decomposed: too small for a Krylov space
+SUBSPACE_STEPS = 3  # subspace iterations for the probe of "block+rank"
 
 
 def spectral_norm(apply: Apply, size: int) -> float:
-    """The largest |eigenvalue| of a symmetric operator on vectors of ``size``."""
+    """The largest absolute eigenvalue of the symmetric operator ``apply`` on vectors [size]."""
     if size <= _DENSE_BELOW:
         dense = np.stack([apply(column) for column in np.eye(size)], 1)
         return float(np.abs(np.linalg.eigvalsh((dense + dense.T) / 2)).max())
     start = np.random.default_rng(0).standard_normal(size)
     operator = LinearOperator((size, size), matvec=lambda x: apply(np.ravel(x)), dtype=np.float64)
     if not np.any(apply(start)):
-        return 0.0  # the zero operator (a random vector is orthogonal to nothing else)
+        return 0.0  # the zero operator: any other maps a random vector to nonzero, almost surely
     try:
         found = eigsh(operator, 1, which="LM", v0=start, tol=TOLERANCE, return_eigenvectors=False, maxiter=40)
     except ArpackNoConvergence as error:
@@ -49,7 +51,7 @@ def spectral_norm(apply: Apply, size: int) -> float:
 
 
 def _power_iteration(apply: Apply, x: NDArray[np.float64], steps: int = 100) -> float:
-    """A lower bound that converges to the norm, for a spectrum on which Lanczos gave nothing."""
+    """A lower bound that converges to the spectral norm, used where Lanczos found no eigenvalue."""
     norm = 0.0
     for _ in range(steps):
         x = x / np.linalg.norm(x)
@@ -59,22 +61,24 @@ def _power_iteration(apply: Apply, x: NDArray[np.float64], steps: int = 100) -> 
 
 
 class Split:
-    """A stack of factors [c, d, d], or its approximation by ``cut``: blocks D, and directions U beside them.
+    """The approximation A_hat = D + U^T U of a stack of factors A [c, d, d] under a cut.
+
+    D is block-diagonal. U [c, r, d] is the scaled mean or the low-rank part, and None for plain blocks.
 
     Args:
         factor: the factor A.
-        cut: how it is cut.
+        cut: the layout of its blocks.
         mean: the scaled mean u [c, d] for "block+mean", with A - u u^T positive semi-definite.
     """
 
     def __init__(self, factor: Array, cut: Cut, mean: Array | None = None):
         self.factor, self.cut = factor, cut
         self.copies, self.dim = factor.shape[0], factor.shape[1]
-        self.rows = self.dim - cut.bias_apart  # that the blocks cover
+        self.rows = self.dim - cut.bias_apart  # rows covered by the blocks
         self.beside = _directions(factor, cut, mean)  # U [c, r, d] or None
 
     def blocks(self, correct: bool = True) -> Array:
-        """D [c, n, b, b]: the diagonal blocks of A - U^T U (of A itself without ``correct``), zeros behind dim."""
+        """D [c, n, b, b]: the diagonal blocks of A - U^T U, or of A if not ``correct``; zeros in the padding."""
         cut = self.cut
         blocks = np.zeros((self.copies, cut.count, cut.size, cut.size), np.float32)
         for index in range(cut.count):
@@ -88,7 +92,7 @@ class Split:
         return blocks
 
     def error(self, norm: float) -> float:
-        """||A - A_hat||_2 / ||A||_2, ``norm`` being ||A||_2."""
+        """||A - A_hat||_2 / ||A||_2, where ``norm`` is ||A||_2."""
         blocks = self.blocks()
 
         def difference(x: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -97,13 +101,13 @@ class Split:
         return spectral_norm(difference, self.copies * self.dim) / norm if norm > 0 else 0.0
 
     def solve(self, damping: NDArray[np.float64], right: Array) -> Array:
-        """(A_hat + damping I)^-1 X, copy by copy, for X [c, d, m]: Cholesky of the blocks, Woodbury beside them."""
+        """(A_hat + damping I)^-1 X for damping [c] and X [c, d, m], by Cholesky of the blocks and Woodbury for U."""
         return np.stack([self._solve(copy, float(damping[copy]), right[copy]) for copy in range(self.copies)])
 
     def _solve(self, copy: int, damping: float, right: Array) -> Array:
         thin = None if self.beside is None else self.beside[copy].T
-        whole = right if thin is None else np.concatenate([right, thin], 1)
-        solved = np.empty_like(whole)
+        augmented = right if thin is None else np.concatenate([right, thin], 1)
+        solved = np.empty_like(augmented)
         for index in range(self.cut.count):
             rows = slice(index * self.cut.size, min(self.rows, (index + 1) * self.cut.size))
             if rows.start >= self.rows:
@@ -111,9 +115,9 @@ class Split:
             block = self.factor[copy, rows, rows].copy()
             if thin is not None:
                 block -= thin[rows] @ thin[rows].T
-            solved[rows] = solve_damped(block, damping, whole[rows])
+            solved[rows] = solve_damped(block, damping, augmented[rows])
         if self.cut.bias_apart:
-            solved[-1] = whole[-1] / damping
+            solved[-1] = augmented[-1] / damping
         if thin is None:
             return solved
         x, s = solved[:, : right.shape[1]], solved[:, right.shape[1] :]
@@ -122,7 +126,7 @@ class Split:
 
 
 def spectral_loss(factor: Array, cut: Cut, norm: float) -> float:
-    """THOR's L = 1 - ||A_hat||_2 / ||A||_2 in [0, 1]: what the plain blocks lose of the largest eigenvalue."""
+    """THOR's L = 1 - ||A_hat||_2 / ||A||_2 in [0, 1], where A_hat has only the plain diagonal blocks of A."""
     if cut.count == 1 or norm <= 0:
         return 0.0
     blocks = Split(factor, Cut(cut.dim, cut.size, cut.count)).blocks()
@@ -132,12 +136,18 @@ def spectral_loss(factor: Array, cut: Cut, norm: float) -> float:
 
 
 def factor_norm(factor: Array) -> float:
-    """||A||_2 of a stack of factors."""
+    """||A||_2 of a stack of factors [c, d, d]."""
     return spectral_norm(lambda x: multiply(factor, x), factor.shape[0] * factor.shape[1])
 
 
 def solve_damped(block: Array, damping: float, right: Array) -> Array:
-    """(block + damping I)^-1 right; rounding that leaves no positive definite matrix gets ten times more damping."""
+    """(block + damping I)^-1 right, for block [b, b] and right [b, m].
+
+    If rounding leaves the matrix not positive definite, the damping is multiplied by 10, up to five times.
+
+    Raises:
+        numpy.linalg.LinAlgError: if the block is still not positive definite.
+    """
     for _ in range(6):
         damped = block.copy()
         np.fill_diagonal(damped, damped.diagonal() + damping)
@@ -149,7 +159,7 @@ def solve_damped(block: Array, damping: float, right: Array) -> Array:
 
 
 def _directions(factor: Array, cut: Cut, mean: Array | None) -> Array | None:
-    """U [c, r, d]: the mean, or the Nystroem form of the dominant subspace (see thor/curvature/layer.py)."""
+    """U [c, r, d]: the scaled mean, or the Nystroem form for the dominant subspace (see thor/curvature/factor.py)."""
     if not cut.rank:
         return None
     if cut.split == "block+mean":
@@ -170,13 +180,13 @@ def _directions(factor: Array, cut: Cut, mean: Array | None) -> Array | None:
 
 
 def multiply(factor: Array, x: NDArray[np.float64]) -> NDArray[np.float64]:
-    """A x for a stack of factors and a flat vector."""
+    """A x for a stack of factors [c, d, d] and a vector [c d]."""
     parts = x.reshape(factor.shape[0], factor.shape[1], 1).astype(np.float32)
     return (factor @ parts).reshape(-1).astype(np.float64)
 
 
 def multiply_blocks(blocks: Array, x: NDArray[np.float64], dim: int) -> NDArray[np.float64]:
-    """D x for blocks [c, n, b, b]; zero in a row that they do not cover."""
+    """D x for blocks [c, n, b, b] and a vector [c d]; zero in rows that no block covers."""
     copies, count, size, _ = blocks.shape
     covered = min(dim, count * size)
     padded = np.zeros((copies, count * size), np.float32)
@@ -188,7 +198,7 @@ def multiply_blocks(blocks: Array, x: NDArray[np.float64], dim: int) -> NDArray[
 
 
 def multiply_thin(beside: Array | None, x: NDArray[np.float64]) -> NDArray[np.float64]:
-    """U^T U x."""
+    """U^T U x for U [c, r, d] and a vector [c d]; zero if U is None."""
     if beside is None:
         return np.zeros_like(x)
     parts = x.reshape(beside.shape[0], beside.shape[2], 1).astype(np.float32)
@@ -196,7 +206,7 @@ def multiply_thin(beside: Array | None, x: NDArray[np.float64]) -> NDArray[np.fl
 
 
 def position_major(dim: int, positions: int) -> NDArray[np.int64]:
-    """The permutation from (channel, position) to (position, channel) order; a bias coordinate behind them stays."""
+    """The permutation [dim] from (channel, position) to (position, channel) order; a bias coordinate stays last."""
     channels = dim // positions
     order = np.arange(channels * positions).reshape(channels, positions).T.reshape(-1)
     return np.concatenate([order, np.arange(channels * positions, dim)])

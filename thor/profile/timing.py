@@ -1,9 +1,9 @@
-"""How long an inverse takes, as THOR will do it: its own batched, compiled inverse, on the device at hand.
+"""Times of THOR's own batched, compiled inverse on the current device.
 
-Two clocks. The *call* inverts one block: the p_n of the paper's curve, with the fixed cost of a call inside. That cost,
-the *launch floor*, is measured at block size 1, by the same routine (THOR itself divides by a block of one), and
-reported: a curve that is still near it says nothing about sizes. The *refresh* inverts all blocks of a network at once,
-in the buckets that training uses.
+Two things are timed. A *call* inverts one block; its time is the paper's p_n and includes the fixed cost of a call, the
+*launch floor*. The time at block size 1 is taken as the launch floor: a p_n close to it does not depend on the block
+size. (In training, THOR computes reciprocals for blocks of size 1; here the same routine is timed for all sizes.) A
+*refresh* inverts all blocks of a network, in the buckets that training uses.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SECONDS_PER_TURN = 2e-3
 
 
 def repeat(call: Callable[[], Any], budget: float) -> Timing:
-    """Time ``call`` after one warm-up, at least three times and for a budget of seconds."""
+    """Time ``call`` for ``budget`` seconds after one warm-up, but at least 3 and at most 100 times."""
     call()
     times: list[float] = []
     start = time.perf_counter()
@@ -39,7 +39,7 @@ def repeat(call: Callable[[], Any], budget: float) -> Timing:
 
 
 def positive_definite(size: int, count: int = 1) -> np.ndarray:
-    """A stack [count, size, size] of one well-conditioned matrix: the time of an inverse does not depend on values."""
+    """Copies [count, size, size] of one well-conditioned matrix; the time of an inverse does not depend on values."""
     rng = np.random.default_rng(size)
     root = rng.standard_normal((size, min(size, 64))).astype(np.float32) / 8
     matrix = root @ root.T + np.eye(size, dtype=np.float32)
@@ -47,23 +47,23 @@ def positive_definite(size: int, count: int = 1) -> np.ndarray:
 
 
 def time_calls(sizes: Sequence[int], counts: Sequence[int], method: str) -> list[Timing]:
-    """The inverse on ``counts[i]`` blocks of ``sizes[i]``, results back on the host, all sizes in turn.
+    """Time the inverse of ``counts[i]`` blocks of size ``sizes[i]``, for each i.
 
-    In turn, so that a machine that slows down for a while slows all sizes alike. Short calls are repeated within a
-    turn and averaged.
+    Every turn times each size once, so that a temporary slowdown of the machine affects all sizes alike. Short calls
+    are repeated within a turn and averaged. A call includes the wait for its result.
     """
     calls = [_inversion(size, count, method) for size, count in zip(sizes, counts, strict=True)]
-    within = [max(1, min(50, int(SECONDS_PER_TURN / _once(call)))) for call in calls]
+    repeats_per_turn = [max(1, min(50, int(SECONDS_PER_TURN / _seconds_of_call(call)))) for call in calls]
     times: list[list[float]] = [[] for _ in calls]
     start = time.perf_counter()
     while len(times[0]) < MIN_REPEATS or (
         time.perf_counter() - start < SECONDS_PER_SIZE * len(sizes) and len(times[0]) < MAX_REPEATS
     ):
-        for own, call, turns in zip(times, calls, within, strict=True):
+        for own, call, repeats in zip(times, calls, repeats_per_turn, strict=True):
             before = time.perf_counter()
-            for _ in range(turns):
+            for _ in range(repeats):
                 call()
-            own.append((time.perf_counter() - before) / turns)
+            own.append((time.perf_counter() - before) / repeats)
     return [_summary(own) for own in times]
 
 
@@ -79,8 +79,8 @@ def _inversion(size: int, count: int, method: str) -> Callable[[], Any]:
     return call
 
 
-def _once(call: Callable[[], Any]) -> float:
-    """Seconds of a call after one that compiles and warms up."""
+def _seconds_of_call(call: Callable[[], Any]) -> float:
+    """Seconds of the second call; the first one compiles."""
     call()
     before = time.perf_counter()
     call()
@@ -93,7 +93,7 @@ def _summary(times: list[float]) -> Timing:
 
 
 class Refresh:
-    """A whole network's refresh under one plan, without the network: all its factors, filled with a stand-in."""
+    """The refresh of all factors under one plan. It needs only their shapes: the factors hold synthetic values."""
 
     def __init__(self, shapes: Sequence[FactorShape], plan: BlockPlan, method: str):
         self.inverter = Inverter(method)
@@ -107,11 +107,11 @@ class Refresh:
 
     @property
     def bytes(self) -> int:
-        """The curvature state's memory."""
+        """Bytes of the curvature state."""
         return sum(p.nbytes for factor in self.factors for p in factor.parameters)
 
     def __call__(self) -> None:
-        """Invert everything and make it the cached inverse."""
+        """Invert all factors and commit the results to the caches."""
         jobs = [Job(factor, np.full(factor.copies, 0.1, np.float32)) for factor in self.factors]
         self.inverter.refresh(jobs)
         for job in jobs:
@@ -119,7 +119,7 @@ class Refresh:
 
 
 def state_bytes(shapes: Sequence[FactorShape], plan: BlockPlan) -> int:
-    """What :attr:`Refresh.bytes` would say, without allocating it."""
+    """The bytes of curvature state, as :attr:`Refresh.bytes`, without allocating it."""
     total = 0
     for shape in shapes:
         cut = shape.cut(plan)

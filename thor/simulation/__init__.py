@@ -1,1 +1,1 @@
-"""Step times on many devices, by simulation: costs of collectives, placement, report."""
+"""Simulates step times on many devices from costs of collectives, of a profiled network and a placement."""

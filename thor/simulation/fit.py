@@ -1,4 +1,4 @@
-"""From measured collectives to a network's latency and bandwidth: least squares (pure)."""
+"""Fits latency and bandwidth of a network to measured collectives by least squares (pure)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from thor.simulation.network import ALGORITHMS, COLLECTIVES, Link, Network, hops
 
 @dataclass(frozen=True)
 class Sample:
-    """One measured collective: ``size`` bytes (of an all-gather: the gathered whole) among ``ranks`` processes."""
+    """One measured collective of ``size`` bytes among ``ranks`` processes; an all-gather counts the gathered bytes."""
 
     collective: str
     ranks: int
@@ -24,20 +24,23 @@ class Sample:
 
 @dataclass(frozen=True)
 class Fit:
-    """A network, and per collective the root mean square of log(fitted / measured): 0.1 is off by a tenth."""
+    """A network and, per collective, the residual: the root mean square of log(fitted / measured).
+
+    A residual of 0.1 is an error of about 10 %.
+    """
 
     network: Network
     residual: dict[str, float]
 
 
 def fit(samples: Sequence[Sample]) -> Fit:
-    """The alpha and beta of every collective, with the algorithm that explains the times best.
+    """Fit alpha and beta of every collective, with the algorithm that has the smallest residuals.
 
-    What is squared is log(fitted / measured): over four decades of size, differences would see the largest messages
-    alone, and relative differences would favour times that are too short.
+    The residuals are log(fitted / measured). Message sizes span decades: absolute differences would weigh only the
+    largest messages, and relative differences would favour times that are too short.
 
     Raises:
-        ValueError: where a collective has fewer than two sizes, or a single process sent to itself.
+        ValueError: if a collective has fewer than two sizes, or a sample has only one process.
     """
     for name in COLLECTIVES:
         if len({sample.size for sample in samples if sample.collective == name}) < 2:
@@ -55,18 +58,18 @@ def _fit_as(samples: Sequence[Sample], algorithm: str) -> Fit:
         shape = np.array([hops_and_volume(name, sample.ranks, algorithm) for sample in own])
         terms = shape * np.array([(1.0, sample.size) for sample in own])
         links[name], residual[name] = _fit_link(terms, np.array([sample.seconds for sample in own]))
-    # what was measured is one machine: all its ranks are one node
+    # samples come from one machine, so all ranks are one node
     return Fit(Network(links, node=max(sample.ranks for sample in samples), algorithm=algorithm), residual)
 
 
 def _fit_link(terms: NDArray[np.float64], seconds: NDArray[np.float64]) -> tuple[Link, float]:
-    """The link for which ``terms`` [n, 2] @ (alpha, beta) is nearest to ``seconds`` [n], and the residual."""
+    """The link that fits ``terms`` [n, 2] @ (alpha, beta) to ``seconds`` [n] in the logarithm, and the residual."""
     logs = np.log(seconds)
 
     def difference(link: NDArray[np.float64]) -> NDArray[np.float64]:
-        return np.log(terms @ np.exp(link)) - logs  # of logarithms, so that both stay positive
+        return np.log(terms @ np.exp(link)) - logs  # link holds log(alpha), log(beta): both stay positive
 
-    start = np.log((seconds / terms.T).min(axis=1))  # the most that each can be without the other
+    start = np.log((seconds / terms.T).min(axis=1))  # the largest alpha for beta = 0, and beta for alpha = 0
     found = least_squares(difference, start, xtol=1e-12, ftol=1e-12)
     alpha, beta = (float(value) for value in np.exp(found.x))
     return Link(alpha, beta), float(np.sqrt(np.mean(np.square(found.fun))))

@@ -1,14 +1,15 @@
-"""What a collective costs: a fixed time per hop and a time per byte (the alpha-beta model; pure).
+"""The cost of a collective in the alpha-beta model: a fixed time per hop and a time per byte (pure).
 
     seconds = hops * alpha + volume * bytes * beta
 
-                        ring                      halving, doubling (p a power of two)
+                        ring                      recursive halving and doubling (p a power of two)
     all-reduce          2 (p-1), 2 (p-1)/p        2 log2 p, 2 (p-1)/p
-    all-gather          (p-1), (p-1)/p            log2 p, (p-1)/p            bytes: of the gathered whole
+    all-gather          (p-1), (p-1)/p            log2 p, (p-1)/p            bytes: of the gathered result
 
-(Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH", 2005.) For other p,
-halving takes the largest power of two below it; the other ranks hand their data over first (all of it, or a p-th of the
-gathered whole) and get the result last.
+The entries are hops and volume for p ranks (Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication
+Operations in MPICH", 2005). For other p, halving runs on the largest power of two below p. Each remaining rank first
+sends its data to one of these ranks (all of it, or for an all-gather 1/p of the gathered result) and receives the
+result at the end.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ FORMAT = "thor-network"
 
 
 class NetworkError(ValueError):
-    """A file of measured collectives that cannot be used, and why."""
+    """A file of measured collectives cannot be used; the message says why."""
 
 
 def hops_and_volume(collective: str, ranks: int, algorithm: str) -> tuple[float, float]:
-    """How many latencies one collective pays, and how often its bytes cross a link one after the other."""
+    """(hops, volume) of a collective: the sequential messages, and the bytes sent per byte of its size."""
     if collective not in COLLECTIVES:
         raise ValueError(f"collective must be one of {', '.join(COLLECTIVES)}, but got {collective!r}")
     if algorithm not in ALGORITHMS:
@@ -54,7 +55,7 @@ def hops_and_volume(collective: str, ranks: int, algorithm: str) -> tuple[float,
 
 @dataclass(frozen=True)
 class Link:
-    """``alpha`` seconds per hop, ``beta`` seconds per byte."""
+    """A link with a latency of ``alpha`` seconds per hop and ``beta`` seconds per byte."""
 
     alpha: float
     beta: float
@@ -69,10 +70,10 @@ class Network:
     """The links of each collective, inside a node and between nodes.
 
     Args:
-        links: one per collective; measured ones differ, since a library implements each in its own way.
-        between: of a group whose ranks lie in several nodes; None: as inside.
-        node: devices of a node; ranks are counted through node by node.
-        algorithm: "ring", "halving" or "auto", the faster of them.
+        links: the link of each collective inside a node; libraries implement collectives differently, so links differ.
+        between: the links for groups that span several nodes; None for the same as ``links``.
+        node: devices per node; consecutive ranks fill one node after the other.
+        algorithm: "ring", "halving" or "auto", the faster of both.
     """
 
     links: Mapping[str, Link]
@@ -90,15 +91,15 @@ class Network:
 
     @classmethod
     def uniform(cls, inside: Link, between: Link | None = None, *, node: int = 8, algorithm: str = "auto") -> Network:
-        """Every collective on the same links."""
+        """A network with the same links for every collective."""
         outside = None if between is None else dict.fromkeys(COLLECTIVES, between)
         return cls(dict.fromkeys(COLLECTIVES, inside), outside, node, algorithm)
 
     def seconds(self, collective: str, group: Sequence[int], size: float) -> float:
-        """A collective of ``size`` bytes among the ranks of ``group``.
+        """Seconds of a collective of ``size`` bytes among the ranks of ``group``.
 
-        An all-reduce over nodes with equally many of its ranks may go by node first: a reduce-scatter inside, an
-        all-reduce of each rank's share with its like in the other nodes, an all-gather inside.
+        An all-reduce whose ranks are spread evenly over nodes may be hierarchical: a reduce-scatter inside each node,
+        an all-reduce of each share between nodes, and an all-gather inside each node. The faster way counts.
         """
         nodes = Counter(rank // self.node for rank in group)
         if self.between is None or len(nodes) == 1:
@@ -111,7 +112,7 @@ class Network:
         return min(flat, inside + self._cost(self.between[collective], collective, len(nodes), size / local))
 
     def _cost(self, link: Link, collective: str, ranks: int, size: float) -> float:
-        """On one kind of link."""
+        """Seconds on one kind of link, with the network's algorithm."""
         times = []
         for algorithm in ALGORITHMS if self.algorithm == "auto" else (self.algorithm,):
             hops, volume = hops_and_volume(collective, ranks, algorithm)
@@ -119,12 +120,16 @@ class Network:
         return min(times)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, as it is written."""
+        """The content of the JSON file."""
         return {"format": FORMAT} | asdict(self)
 
     @classmethod
     def load(cls, path: str | Path) -> Network:
-        """What ``scripts/bench/collectives.py`` wrote; a :class:`NetworkError` says what is wrong with it."""
+        """Read a file written by ``scripts/bench/collectives.py``.
+
+        Raises:
+            NetworkError: if the file cannot be read or is invalid.
+        """
         try:
             data = parse(Path(path).read_text(encoding="utf-8"))
         except FileNotFoundError:

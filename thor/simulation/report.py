@@ -1,4 +1,4 @@
-"""A simulation as a table, as a picture, as JSON; and beside what was measured."""
+"""A simulation as a table, a figure and JSON, and its comparison with measured times."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rich.table import Table
 from thor.simulation.simulate import NAIVE, Estimate, share_name
 
 FORMAT, VERSION = "thor-plan", 1
-#: Kinds of step that can be measured, and the property of Parts that predicts them.
+#: The kinds of step that can be measured; each names the property of Parts that predicts it.
 STEPS = ("plain", "curvature", "refresh")
 PARTS = {
     "compute": "forward, backward, update", "average_gradients": "average gradients", "precondition": "precondition",
@@ -29,7 +29,7 @@ PARTS = {
 
 
 def fastest(estimates: Sequence[Estimate]) -> dict[int, Estimate]:
-    """Per number of devices; the first of equal ones."""
+    """The fastest estimate per number of devices; the first of equal ones."""
     best: dict[int, Estimate] = {}
     for estimate in estimates:
         if estimate.devices not in best or estimate.step < best[estimate.devices].step:
@@ -38,7 +38,7 @@ def fastest(estimates: Sequence[Estimate]) -> dict[int, Estimate]:
 
 
 def table(estimates: Sequence[Estimate], batch: int) -> Table:
-    """One line a strategy and number of devices; the fastest in bold."""
+    """A table with a line per number of devices and strategy, the fastest in bold; ``batch`` is per device."""
     best = fastest(estimates)
     shown = Table(title="predicted times in ms, curvature state of the largest rank in MiB",
                   box=box.SIMPLE_HEAD, pad_edge=False,
@@ -58,12 +58,12 @@ def table(estimates: Sequence[Estimate], batch: int) -> Table:
 
 
 def milliseconds(value: float) -> str:
-    """In as many digits as a column has room for."""
+    """Format milliseconds: two decimals below 1000, none above."""
     return f"{value:.2f}" if value < 1000 else f"{value:.0f}"
 
 
 def verdicts(estimates: Sequence[Estimate]) -> list[str]:
-    """When each strategy wins, and what the least memory costs, in words."""
+    """Sentences on the number of devices where each strategy is fastest, and on the time that less memory costs."""
     best = fastest(estimates)
     lines = []
     for strategy, run in itertools.groupby(best.values(), key=lambda estimate: estimate.strategy):
@@ -83,7 +83,7 @@ def verdicts(estimates: Sequence[Estimate]) -> list[str]:
 
 
 def _lead(winner: Estimate, estimates: Sequence[Estimate]) -> float:
-    """How much less than the naive way, relative to it."""
+    """The reduction of the mean step time relative to the naive strategy."""
     naive = next(e for e in estimates if e.devices == winner.devices and e.strategy == NAIVE)
     return 1 - winner.step / naive.step
 
@@ -94,11 +94,11 @@ def _range(leads: Sequence[float]) -> str:
 
 
 def comparison(estimates: Sequence[Estimate], measured: Sequence[Mapping[str, Any]]) -> Table:
-    """Predicted against measured, with the error.
+    """A table of predicted and measured times with the relative error.
 
     Args:
         estimates: the predictions.
-        measured: each ``{"devices": 2, "strategy": "all", "plain_ms": 210.0, ...}`` with any of ``plain_ms``,
+        measured: mappings ``{"devices": 2, "strategy": "all", "plain_ms": 210.0, ...}`` with any of ``plain_ms``,
             ``curvature_ms``, ``refresh_ms``.
 
     Raises:
@@ -112,7 +112,7 @@ def comparison(estimates: Sequence[Estimate], measured: Sequence[Mapping[str, An
         key = (line.get("devices"), line.get("strategy"))
         if type(key[0]) is int and isinstance(key[1], str) and key not in found:
             key = (key[0], share_name(key[0], key[1]))
-        if type(key[0]) is not int or not isinstance(key[1], str) or key not in found:  # True is no number of devices
+        if type(key[0]) is not int or not isinstance(key[1], str) or key not in found:  # "is int" excludes True
             raise ValueError(f"measured: nothing is predicted for {key[0]!r} devices with strategy {key[1]!r}; "
                              f"predicted are {', '.join(f'{d} {s}' for d, s in found)}")  # fmt: skip
         times = {name: value for name, value in line.items() if name not in ("devices", "strategy")}
@@ -130,14 +130,14 @@ def comparison(estimates: Sequence[Estimate], measured: Sequence[Mapping[str, An
 
 
 def to_dict(estimates: Sequence[Estimate], about: Mapping[str, Any]) -> dict[str, Any]:
-    """All numbers, in seconds and bytes, with what they rest on."""
+    """All estimates, in seconds and bytes, as JSON data; ``about`` holds the inputs they depend on."""
     rows = [asdict(estimate) | {"step": estimate.step} for estimate in estimates]
     return {"format": FORMAT, "version": VERSION, **about, "estimates": rows}
 
 
 def draw(estimates: Sequence[Estimate], path: Path, title: str) -> None:
-    """Where the time beyond forward, backward and update goes, and the step's time over devices."""
-    figure = Figure(figsize=(15, 6.2), layout="constrained")  # no pyplot: no display is looked for
+    """Draw the parts of a step beyond forward, backward and update, and the step time over devices."""
+    figure = Figure(figsize=(15, 6.2), layout="constrained")  # not pyplot, which would look for a display
     left, right = figure.subplots(1, 2, width_ratios=(1.7, 1))
     _draw_parts(left, estimates)
     _draw_steps(right, estimates)
@@ -147,7 +147,7 @@ def draw(estimates: Sequence[Estimate], path: Path, title: str) -> None:
 
 
 def _draw_parts(axes: Axes, estimates: Sequence[Estimate]) -> None:
-    """A stacked bar for each strategy, in groups of devices."""
+    """Draw a stacked bar for each strategy, grouped by number of devices."""
     at: list[float] = []
     ticks: list[tuple[str, float]] = []
     place = 0.0
@@ -176,7 +176,7 @@ def _draw_parts(axes: Axes, estimates: Sequence[Estimate]) -> None:
 
 
 def _draw_steps(axes: Axes, estimates: Sequence[Estimate]) -> None:
-    """A line for each strategy; the fastest is marked."""
+    """Draw the step time of each strategy as a line, and mark the fastest."""
     for marker, strategy in zip(itertools.cycle("osD^vP*"), dict.fromkeys(e.strategy for e in estimates)):
         own = [estimate for estimate in estimates if estimate.strategy == strategy]
         style = "--" if strategy == NAIVE else "-"

@@ -1,13 +1,13 @@
-"""The time of a training step on many devices, part by part, for every strategy of placement (pure).
+"""The time of a training step on many devices, part by part, for every placement strategy (pure).
 
     plain step      = compute + average gradients + precondition + spread preconditioned gradients
     curvature step  = plain step + gather factors + average factors
     refresh         = curvature step + invert + exchange inverses
     step            = plain step + (gather + average factors) / factor interval + (invert + exchange) / interval
 
-The slowest rank, and the slowest group, sets each part: all wait for it. Parts do not overlap, but for the share of the
-gradients' all-reduce that ``overlap`` hides. Every collective is one message (fused), of float32. Every layer refreshes
-every time: the trace rule only makes it less.
+All ranks wait for the slowest rank or group in each part. Parts do not overlap, except that a share ``overlap`` of the
+gradients' all-reduce is hidden. Every collective is one fused message of float32. A refresh counts all layers, although
+the trace rule may skip some.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ NAIVE = "naive"
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What the simulation is told, not measured by the profile.
+    """The inputs of the simulation that a profile does not contain.
 
     Args:
-        step_ms: a first-order step (forward, backward, update) of ``batch`` examples a device.
-        step_devices: on how many devices ``step_ms`` was measured; their all-reduce of gradients is taken off it.
-        batch: examples a device.
-        factor_ms: what gathering all factors adds to a step.
-        precondition_ms: preconditioning all layers on one device.
-        interval: steps from one refresh to the next.
-        factor_interval: steps from one gathering to the next.
-        overlap: share of the gradients' all-reduce that hides behind the backward pass.
-        per: what one rank inverts whole (see :func:`thor.distributed.placement.place`).
+        step_ms: time of a first-order step (forward, backward, update) with ``batch`` examples per device.
+        step_devices: devices with which ``step_ms`` was measured; their all-reduce of gradients is subtracted.
+        batch: examples per device.
+        factor_ms: time that gathering all factors adds to a step.
+        precondition_ms: time to precondition all layers on one device.
+        interval: steps between refreshes.
+        factor_interval: steps between curvature steps.
+        overlap: share of the gradients' all-reduce that is hidden behind the backward pass.
+        per: unit of work that one rank inverts (see :func:`thor.distributed.placement.place`).
     """
 
     step_ms: float
@@ -66,7 +66,7 @@ class Settings:
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """Seconds of each part, whenever it happens (or, amortised, per step)."""
+    """Seconds of each part of a step: per occurrence, or per step if amortised."""
 
     compute: float
     average_gradients: float
@@ -79,21 +79,21 @@ class Parts:
 
     @property
     def plain(self) -> float:
-        """A step without curvature."""
+        """Seconds of a plain step, without curvature."""
         return self.compute + self.average_gradients + self.precondition + self.spread_gradients
 
     @property
     def curvature(self) -> float:
-        """A step that gathers factors."""
+        """Seconds of a curvature step, which gathers factors."""
         return self.plain + self.gather_factors + self.average_factors
 
     @property
     def refresh(self) -> float:
-        """A step that inverts too: the sum of all."""
+        """Seconds of a curvature step with a refresh: the sum of all parts."""
         return self.curvature + self.invert + self.exchange_inverses
 
     def amortised(self, interval: int, factor_interval: int) -> Parts:
-        """Per step, in the mean over an interval."""
+        """The mean seconds of each part per step."""
         every = {"gather_factors": factor_interval, "average_factors": factor_interval,
                  "invert": interval, "exchange_inverses": interval}  # fmt: skip
         return Parts(**{f.name: getattr(self, f.name) / every.get(f.name, 1) for f in fields(self)})
@@ -101,7 +101,11 @@ class Parts:
 
 @dataclass(frozen=True)
 class Estimate:
-    """One strategy on some devices: when it happens, per step in the mean, and the largest rank's curvature state."""
+    """The prediction for one strategy and number of devices.
+
+    ``parts`` holds seconds per occurrence, ``per_step`` mean seconds per step, and ``memory`` the bytes of curvature
+    state on the rank that holds most. ``workers`` is the number of ranks that hold a layer's inverses.
+    """
 
     devices: int
     strategy: str
@@ -112,17 +116,17 @@ class Estimate:
 
     @property
     def step(self) -> float:
-        """Seconds of a step in the mean."""
+        """Mean seconds of a step."""
         return self.per_step.refresh
 
 
 def _share(workers: int, devices: int) -> str:
-    """What a fraction was rounded to, as a strategy's name."""
+    """The name of a strategy: its fraction of gradient workers, after rounding to ranks."""
     return f"{workers / devices:.4g}"
 
 
 def share_name(devices: int, name: str) -> str:
-    """The strategy of a fraction that was written with other digits; any other name as it is."""
+    """The name of a strategy given as a fraction with any number of digits; other names are returned unchanged."""
     try:
         share = float(name)
     except ValueError:
@@ -131,7 +135,7 @@ def share_name(devices: int, name: str) -> str:
 
 
 def strategies(devices: int, fractions: Sequence[float]) -> dict[str, Grid]:
-    """Grids by name: "all", "one", and a group for each fraction that is neither."""
+    """Grids by name: "all", one for each fraction that gives neither one nor all gradient workers, and "one"."""
     grids = {"all": Grid.from_fraction(devices, 1.0)}
     for fraction in sorted(set(fractions), reverse=True):
         grid = Grid.from_fraction(devices, fraction)
@@ -145,7 +149,7 @@ def strategies(devices: int, fractions: Sequence[float]) -> dict[str, Grid]:
 def simulate(
     loads: Sequence[LayerLoad], settings: Settings, network: Network, devices: int, fractions: Sequence[float] = ()
 ) -> list[Estimate]:
-    """Every strategy on ``devices``, after the naive one, in which each rank inverts everything and sends nothing."""
+    """Estimates for every strategy, the naive one first: there every rank inverts all factors and sends nothing."""
     grids = strategies(devices, fractions)
     found = [_naive(loads, settings, network, grids["all"])]
     work = [factor.work for load in loads for factor in load.factors]
@@ -155,13 +159,13 @@ def simulate(
 
 
 def _preconditioning(loads: Sequence[LayerLoad], settings: Settings) -> list[float]:
-    """Seconds per layer: the whole network's, shared out by operations."""
+    """Seconds to precondition each layer: ``precondition_ms`` divided in proportion to operations."""
     total = sum(load.operations for load in loads)
     return [settings.precondition_ms * 1e-3 * load.operations / total for load in loads]
 
 
 def _common(loads: Sequence[LayerLoad], settings: Settings, network: Network, devices: int) -> dict[str, float]:
-    """The parts that no strategy changes."""
+    """The parts that are the same for all strategies."""
     gradients = sum(load.gradient_bytes for load in loads)
     factors = sum(factor.averaged_bytes for load in loads for factor in load.factors)
     exposed = 1 - settings.overlap
@@ -210,7 +214,8 @@ def _estimate(
         factor, blocks = loads[piece.layer].factors["ag".index(piece.side)], piece.last - piece.first
         inverting[piece.rank] += blocks * factor.block_seconds
         inverted[piece.rank] += factor.piece_bytes(blocks)
-    # As thor does it: directions are summed, with zeros where others' stand; inverses gathered, padded to the longest.
+    # As in thor: directions are all-reduced, zero for layers of other columns; inverses are gathered, padded to the
+    # longest.
     rows = (grid.row_ranks(row) for row in range(grid.workers))
     columns = (grid.column_ranks(column) for column in range(grid.columns))
     gathered = ((column, len(column) * max(inverted[rank] for rank in column)) for column in columns)

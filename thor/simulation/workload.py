@@ -1,4 +1,4 @@
-"""What each layer of a profiled network costs: bytes, arithmetic, inverses (pure)."""
+"""The costs of each layer of a profiled network: bytes, operations and times of inverses (pure)."""
 
 from __future__ import annotations
 
@@ -15,28 +15,31 @@ _FLOAT = 4  # bytes: factors, inverses and gradients are float32
 
 @dataclass(frozen=True)
 class FactorLoad:
-    """One factor: its blocks, and bytes of its estimate, of what is averaged of it, and of its inverse."""
+    """The costs of one factor."""
 
     work: FactorWork
-    size: int
-    block_seconds: float
+    size: int  # rows of a block
+    block_seconds: float  # to invert one block
     estimate_bytes: int
-    averaged_bytes: int
+    averaged_bytes: int  # in the message that averages it over ranks
     inverse_bytes: int
 
     @property
     def seconds(self) -> float:
-        """Of inverting all blocks."""
+        """Seconds to invert all blocks."""
         return self.work.blocks * self.block_seconds
 
     def piece_bytes(self, blocks: int) -> int:
-        """In a message, of the inverses of some blocks: triangles; what stands beside them every rank makes itself."""
+        """Bytes of a message with the inverses of some blocks, as triangles.
+
+        The mean or low-rank part is not sent: every rank computes it.
+        """
         return _FLOAT * packed_length(blocks, self.size)
 
 
 @dataclass(frozen=True)
 class LayerLoad:
-    """One layer: its two factors, its gradient's bytes, and the operations that precondition it."""
+    """The costs of one layer: its factors (A, G), bytes of its gradient, and operations to precondition it."""
 
     name: str
     factors: tuple[FactorLoad, FactorLoad]
@@ -45,17 +48,17 @@ class LayerLoad:
 
     @property
     def inverse_bytes(self) -> int:
-        """Of both inverses: what a rank of the layer's column holds."""
+        """Bytes of both inverses, held by every rank of the layer's column."""
         return sum(factor.inverse_bytes for factor in self.factors)
 
     @property
     def estimate_bytes(self) -> int:
-        """Of both estimates: what every rank holds."""
+        """Bytes of both estimates, held by every rank."""
         return sum(factor.estimate_bytes for factor in self.factors)
 
 
 def layer_loads(profile: Profile, plan: BlockPlan) -> list[LayerLoad]:
-    """The loads of a profiled network under a plan; an inverse's seconds are the profile's, block by block."""
+    """The loads of a profiled network's layers under a plan; the seconds of a block's inverse come from the profile."""
     loads = []
     for index, layer in enumerate(profile.layers):
         a, g = (shape.cut(plan) for shape in layer.shapes)
@@ -67,12 +70,15 @@ def layer_loads(profile: Profile, plan: BlockPlan) -> list[LayerLoad]:
 
 
 def _rows_met(cut: Cut) -> int:
-    """How many rows of an inverse each entry of a gradient meets: a block's and two thin products', or all."""
+    """Multiplications per gradient entry: rows of the inverse, or of its block plus two products with rank columns."""
     return cut.dim if cut.whole_inverse else cut.size + 2 * cut.rank
 
 
 def _factor(profile: Profile, layer: int, factor: FactorMeasure, cut: Cut) -> FactorLoad:
-    """Bytes held as :func:`thor.profile.timing.state_bytes` counts them; blocks travel as triangles."""
+    """The load of one factor of the layer with index ``layer``.
+
+    Held bytes are counted as in :func:`thor.profile.timing.state_bytes`. Messages hold blocks as triangles.
+    """
     blocks = factor.copies * cut.count
     work = FactorWork(layer, factor.side, blocks, block_cost(cut.size))
     estimate = cut.estimate_shapes(factor.copies)

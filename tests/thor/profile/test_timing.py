@@ -9,7 +9,7 @@ from tests.support.networks import Mixed, make
 from thor import BlockPlan
 from thor.capture.targets import find_targets
 from thor.profile import gather, timing
-from thor.profile.factor_shape import FactorShape, Timing, floor_reaches
+from thor.profile.factor_shape import FactorShape, Timing, largest_at_launch_floor
 
 
 def test_the_median_of_repeats_after_a_warm_up(monkeypatch):
@@ -89,6 +89,6 @@ def test_a_refresh_inverts_every_block_of_every_factor():
 
 def test_the_launch_floor_reaches_as_far_as_times_are_flat():
     dims = [1, 16, 64, 256]
-    assert floor_reaches(dims, [1.0, 1.1, 1.4, 9.0]) == 64
-    assert floor_reaches(dims, [1.0, 1.6, 4.0, 9.0]) is None
-    assert floor_reaches(dims, [1.0, 1.0, 1.0, 1.0]) == 256
+    assert largest_at_launch_floor(dims, [1.0, 1.1, 1.4, 9.0]) == 64
+    assert largest_at_launch_floor(dims, [1.0, 1.6, 4.0, 9.0]) is None
+    assert largest_at_launch_floor(dims, [1.0, 1.0, 1.0, 1.0]) == 256
