@@ -1,4 +1,4 @@
-"""First-order optimizers for MindSpore, number for number as the systems that define them."""
+"""First-order optimizers for MindSpore with the numerics of the frameworks that define them."""
 
 from first_order.adafactor.optimizer import Adafactor, adafactor_init, adafactor_update
 from first_order.adam import Adam, adam_update, sparse_adam_update

@@ -1,4 +1,6 @@
-r"""Adam as DirectML's operator and TensorFlow's AdamOptimizer compute it: "epsilon hat", outside the root.
+r"""Adam as DirectML's operator and TensorFlow's AdamOptimizer compute it.
+
+Both use the "epsilon hat" form: epsilon is added to the root of the uncorrected second moment.
 
 Reference: Kingma & Ba, Adam: a method for stochastic optimization, https://arxiv.org/abs/1412.6980 (2015), section 2.
 """
@@ -23,8 +25,8 @@ def adam_update(
 ):  # fmt: skip
     r"""One Adam step as a function, DirectML's ``DML_ADAM_OPTIMIZER_OPERATOR``.
 
-    A running mean of the gradient gives the direction, one of its square the scale; both start at zero, and
-    :math:`\alpha_t` takes that bias out.
+    The running average of the gradient gives the direction, and the running average of its square gives the scale.
+    Both start at zero; :math:`\alpha_t` contains the bias correction.
 
     .. math::
         m &\leftarrow \beta_1 m + (1 - \beta_1) g, \qquad v \leftarrow \beta_2 v + (1 - \beta_2) g^2 \\
@@ -32,25 +34,25 @@ def adam_update(
         x &\leftarrow x - \alpha_t\, m / (\sqrt{v} + \epsilon)
 
     Args:
-        param: x; all four tensors are of one shape and one type, float16, float32 or float64 (the operator's: the first
-            two). float16 is computed in float32 and rounded once.
-        m: running mean of gradients.
-        v: running mean of squares.
+        param: x. All four tensors have the same shape and type: float16, float32 or float64 (the operator has no
+            float64). float16 is computed in float32 and rounded once.
+        m: running average of the gradients.
+        v: running average of their squares.
         grad: g.
-        step: :math:`t`, counted from 1 by the caller; number or Tensor of one, integer or float. The operator's
-            documentation starts at 0, where the formula is 0 / 0: on the host that is an error, and in a graph, which
-            cannot raise, 0 counts as 1.
-        learning_rate: :math:`\eta`, number or Tensor of one, as the next three.
+        step: :math:`t`, counted from 1 by the caller; a number or a Tensor of one element, integer or float. The
+            operator's documentation starts at 0, where the formula is 0 / 0. On the host, 0 is an error; in a graph,
+            which cannot raise, it counts as 1.
+        learning_rate: :math:`\eta`. Like beta1, beta2 and epsilon it is a number or a Tensor of one element.
         beta1: decay of m, in [0, 1].
         beta2: decay of v, in [0, 1].
-        epsilon: bounds the step where gradients are tiny. It is added to the root of the uncorrected v, so that it
+        epsilon: bounds the step where gradients are tiny. It is added to the root of the uncorrected v and therefore
             acts like :math:`\epsilon / \sqrt{1 - \beta_2^t}` in the paper's first form.
-        use_nesterov: looks one step ahead, :math:`\beta_1 m + (1 - \beta_1) g` in place of m, as TensorFlow's kernel;
-            the operator has no such option.
-        in_place: write into ``param``, ``m`` and ``v``, which must be Parameters, and return these.
+        use_nesterov: use :math:`\beta_1 m + (1 - \beta_1) g` instead of m as the direction, like TensorFlow's kernel.
+            The operator has no such option.
+        in_place: write the results into ``param``, ``m`` and ``v``, which must be Parameters, and return these.
 
     Returns:
-        (param, m, v), new.
+        (param, m, v) after the step.
 
     Example:
         >>> import numpy as np
@@ -73,30 +75,30 @@ def sparse_adam_update(
     param, m, v, values, indices, step, learning_rate=1e-3, beta1=0.9, beta2=0.999, epsilon=1e-8, use_nesterov=False,
     *, lazy=False, in_place=False,
 ):  # fmt: skip
-    r"""One Adam step for a gradient that is given by rows, TensorFlow's sparse apply.
+    r"""One Adam step for a gradient given by rows, TensorFlow's sparse apply.
 
-    Row ``indices[i]`` of the gradient is ``values[i]``, repeated indices add up *before* squaring, and all other rows
-    are zero. The moments decay on every row and every row moves, also those without a gradient; so this is
-    :func:`adam_update` of the dense gradient, number for number.
+    Row ``indices[i]`` of the gradient is ``values[i]``. Rows with the same index are summed *before* squaring, and all
+    other rows are zero. The moments of every row decay and every row moves, also rows without a gradient. The result
+    equals :func:`adam_update` with the dense gradient.
 
     Args:
         param: x, [rows, ...].
-        m: as param.
-        v: as param.
+        m: running average of the gradients, [rows, ...].
+        v: running average of their squares, [rows, ...].
         values: [n, ...], the gradient's rows.
         indices: [n], int32 or int64, each in [0, rows).
-        step: as in :func:`adam_update`, like the arguments that follow.
-        learning_rate: the same.
-        beta1: the same.
-        beta2: the same.
-        epsilon: the same.
-        use_nesterov: the same.
-        lazy: only the rows named by ``indices`` decay and move. That is another optimizer, often called LazyAdam:
-            rare rows keep their momentum until they are seen again.
+        step: as in :func:`adam_update`.
+        learning_rate: as in :func:`adam_update`.
+        beta1: as in :func:`adam_update`.
+        beta2: as in :func:`adam_update`.
+        epsilon: as in :func:`adam_update`.
+        use_nesterov: as in :func:`adam_update`.
+        lazy: decay and move only the rows listed in ``indices``. This is a different optimizer, often called LazyAdam:
+            rare rows keep their moments until they occur again.
         in_place: as in :func:`adam_update`.
 
     Returns:
-        (param, m, v), new.
+        (param, m, v) after the step.
 
     Example:
         >>> import numpy as np
@@ -120,7 +122,7 @@ def sparse_adam_update(
 
 
 def _moved(param, m, v, grad, step, learning_rate, beta1, beta2, epsilon, use_nesterov):
-    """(param, m, v) after a step, from hyper-parameters of any form."""
+    """(param, m, v) after a step; each hyper-parameter is a number or a Tensor of one element."""
     dtype = working_type(param.dtype)
     beta1, beta2 = scalar(beta1, dtype), scalar(beta2, dtype)
     rate = scalar(learning_rate, dtype) * bias_correction(step, beta1, beta2, dtype)
@@ -130,17 +132,18 @@ def _moved(param, m, v, grad, step, learning_rate, beta1, beta2, epsilon, use_ne
 def bias_correction(step, beta1, beta2, dtype):
     """sqrt(1 - beta2^t) / (1 - beta1^t); t = 0 counts as 1.
 
-    1 - beta^t is -expm1(t log beta): with beta2 = 0.999 the plain difference has lost four of float32's seven digits.
+    1 - beta^t is computed as -expm1(t log beta): the plain difference cancels where beta is close to 1.
     """
     t = ops.maximum(scalar(step, dtype), Tensor(1, dtype))
     return ops.sqrt(-ops.expm1(t * ops.log(beta2))) / -ops.expm1(t * ops.log(beta1))
 
 
 def adam_step(param, m, v, grad, rate, beta1, beta2, epsilon, use_nesterov):
-    """(param, m, v) after a step with the corrected learning rate; scalars are of the working type."""
+    """(param, m, v) after a step; ``rate`` includes the bias correction, and all scalars have the working type."""
     dtype = rate.dtype
     m32, v32, g = m.astype(dtype), v.astype(dtype), grad.astype(dtype)
-    # not m + (g - m)(1 - beta1): where the old moment is far larger than the new one, that rounds to the old one's size
+    # Not m + (g - m)(1 - beta1): if the old moment is far larger than the new one, that form cancels and its rounding
+    # error is relative to the old moment.
     m32 = beta1 * m32 + (1 - beta1) * g
     v32 = beta2 * v32 + (1 - beta2) * (g * g)
     direction = m32
@@ -151,25 +154,26 @@ def adam_step(param, m, v, grad, rate, beta1, beta2, epsilon, use_nesterov):
 
 
 def _dense(param, gradient):
-    """A gradient as one tensor, whatever its form."""
+    """The gradient as one dense tensor; it may be dense, a pair (values, indices) or a RowTensor."""
     if isinstance(gradient, tuple):
         return dense_gradient(param, gradient[0], gradient[1])
-    if hasattr(gradient, "indices"):  # a RowTensor, which only graphs have
+    if hasattr(gradient, "indices"):  # a RowTensor, which exists only in graphs
         return dense_gradient(param, gradient.values, gradient.indices)
     return gradient
 
 
 def _only(seen, new, param, m, v):
-    """The new values where ``seen``, the old ones elsewhere."""
+    """(param, m, v): the new values where ``seen`` is True, the old values elsewhere."""
     return ops.where(seen, new[0], param), ops.where(seen, new[1], m), ops.where(seen, new[2], v)
 
 
 def _written(param, m, v, new):
+    """Assign the new values to the Parameters and return these."""
     return ops.assign(param, new[0]), ops.assign(m, new[1]), ops.assign(v, new[2])
 
 
 def _tensors(**values: Any) -> list[Tensor]:
-    """Tensors of one shape and one float type, in the order given."""
+    """The values as Tensors, in the order given; raise unless they have the same shape and float type."""
     tensors = {name: checks.as_tensor(name, value, checks.FLOATS) for name, value in values.items()}
     checks.same_kind(**tensors)
     return list(tensors.values())
@@ -193,10 +197,10 @@ def _check_beta(name: str, value: Any) -> float:
 
 
 class Adam(FirstOrder):
-    r"""Adam, number for number TensorFlow's ``AdamOptimizer``.
+    r"""Adam with the numerics of TensorFlow's ``AdamOptimizer``.
 
-    Each weight gets a step of about the learning rate, whatever its gradient's scale: a robust default that needs
-    little tuning and twice the weights' memory.
+    The step of each weight is about the learning rate, whatever the scale of its gradient. Adam needs little tuning;
+    its state takes twice the memory of the weights.
 
     .. math::
         \eta_t = \eta \sqrt{1 - \beta_2^t} / (1 - \beta_1^t), \quad
@@ -207,20 +211,21 @@ class Adam(FirstOrder):
         params: Parameters, (name, Parameter) pairs, or groups as ``nn.Optimizer`` takes them, with ``lr``,
             ``weight_decay`` and ``grad_centralization`` of their own.
         learning_rate: number, list, Tensor, MindSpore schedule, or a function without arguments (:meth:`prepare`).
-        beta1, beta2: decay of the mean of gradients and of squares, in [0, 1); number or function. Nearer to 1 the
-            means are smoother and slower.
-        epsilon: bounds the step where gradients are tiny, number or function. It stands outside the root and is not
+        beta1, beta2: decay of the running averages of the gradient and of its square, in [0, 1); number or function.
+            Values closer to 1 give smoother and slower averages.
+        epsilon: bounds the step where gradients are tiny, number or function. It is added outside the root and is not
             corrected for bias.
-        use_nesterov: :math:`\beta_1 m + (1 - \beta_1) g` in place of :math:`m`.
-        lazy: with sparse gradients only the rows that occur decay and move (LazyAdam).
-        weight_decay: adds weight_decay * x to g (L2), by ``nn.Optimizer``'s rules; TensorFlow's has none.
+        use_nesterov: use :math:`\beta_1 m + (1 - \beta_1) g` instead of :math:`m`.
+        lazy: with a sparse gradient, decay and move only the rows that occur in it (LazyAdam).
+        weight_decay: adds weight_decay * x to g (L2), by ``nn.Optimizer``'s rules; TensorFlow's optimizer has none.
         loss_scale: gradients are divided by it.
 
     Inputs:
-        gradients: one for each parameter; a Tensor, a pair (values, indices) as in :func:`sparse_adam_update`, or, in
+        gradients: one for each parameter: a Tensor, a pair (values, indices) as in :func:`sparse_adam_update`, or, in
         a graph, the RowTensor of a sparse embedding.
 
-    The powers of the betas are state and advance after all weights have moved, so the first step uses t = 1.
+    The powers of the betas are part of the state. They advance after all weights have moved, so the first step uses
+    t = 1.
 
     Example:
         >>> import mindspore as ms, numpy as np
@@ -237,10 +242,10 @@ class Adam(FirstOrder):
         Kingma & Ba, https://arxiv.org/abs/1412.6980 (2015).
 
     .. note::
-        float16 weights are computed in float32 and rounded once a step, where TensorFlow rounds after every operation
-        and keeps the powers in float16. ``nn.Adam`` computes the same formula, whatever its documentation says; it has
-        no float64, no functions as hyper-parameters, and goes on with old values when a checkpoint is loaded in
-        PYNATIVE_MODE after a step.
+        float16 weights are computed in float32 and rounded once a step; TensorFlow rounds after every operation and
+        keeps the powers in float16. ``nn.Adam`` computes the same formula, although its documentation states another
+        one. It has no float64 and no functions as hyper-parameters, and after a step in PYNATIVE_MODE it ignores a
+        checkpoint that is loaded.
     """
 
     def __init__(
@@ -260,11 +265,11 @@ class Adam(FirstOrder):
         self.fused = ops.Adam(use_nesterov=self.use_nesterov)
 
     def _power(self, name: str, beta: Tensor) -> Parameter:
-        """beta^t of the coming step, from t = 1."""
+        """The Parameter beta^t of the next step, initially beta^1."""
         return Parameter(Tensor(beta.asnumpy().copy()), name=name, requires_grad=False)
 
     def construct(self, gradients):
-        """Move every weight; answers with the steps done."""
+        """Update every weight; return the number of steps done."""
         if len(gradients) != self.param_length:
             raise ValueError(f"gradients must be {self.param_length}, one for each parameter, but got {len(gradients)}")
         dense = self.map_(_dense, self.parameters, gradients)
@@ -280,7 +285,7 @@ class Adam(FirstOrder):
         beta1_power, beta2_power, correction = shared
         sparse = isinstance(given, tuple) or hasattr(given, "indices")
         if param.dtype == ms.float32 and not (self.lazy and sparse):
-            # MindSpore's kernel has this formula, Nesterov included, in one pass
+            # MindSpore's fused kernel computes this formula, Nesterov included
             return self.fused(
                 param, m, v, beta1_power.astype(ms.float32), beta2_power.astype(ms.float32), rate.astype(ms.float32),
                 self.beta1.astype(ms.float32), self.beta2.astype(ms.float32), self.epsilon.astype(ms.float32),
@@ -314,10 +319,10 @@ class Adam(FirstOrder):
     # -- TensorFlow's layout -------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, np.ndarray]:
-        """The state under TensorFlow's variable names: beta powers, and the slots of each weight.
+        """The state under TensorFlow's variable names: the beta powers and the slots of each weight.
 
-        ``<weight>/Adam`` is m and ``<weight>/Adam_1`` is v, as ``tf.compat.v1.train.AdamOptimizer`` names them;
-        ``global_step`` is what a learning-rate schedule counts.
+        ``<weight>/Adam`` is m and ``<weight>/Adam_1`` is v, as ``tf.compat.v1.train.AdamOptimizer`` names them.
+        ``global_step`` is the step count that learning-rate schedules read.
         """
         state = {name: getattr(self, name).asnumpy().copy() for name in ("beta1_power", "beta2_power")}
         state["global_step"] = self.global_step.asnumpy().astype(np.int64).reshape(())
@@ -326,7 +331,7 @@ class Adam(FirstOrder):
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over a state in :meth:`state_dict`'s layout; ``global_step`` may be missing, other entries not."""
+        """Load a state in :meth:`state_dict`'s layout; only ``global_step`` may be missing."""
         targets = {"beta1_power": self.beta1_power, "beta2_power": self.beta2_power}
         for param, m, v in zip(self.parameters, self.m, self.v, strict=True):
             targets |= {f"{param.name}/Adam": m, f"{param.name}/Adam_1": v}

@@ -1,4 +1,4 @@
-"""What the three optimizers share on top of nn.Optimizer."""
+"""Base class of Adam, Momentum and Adafactor on top of nn.Optimizer, and helpers for groups and state."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from first_order import checks
 
 
 class FirstOrder(nn.Optimizer):
-    """Base of Adam, Momentum and Adafactor: an ``nn.Optimizer`` that compiles itself and computes float64 in float64.
+    """Base class of Adam, Momentum and Adafactor: an ``nn.Optimizer`` that compiles its own step.
 
-    Called on the host it runs one compiled function, in GRAPH_MODE and PYNATIVE_MODE alike, and compiles it anew after
-    ``load_param_into_net``. Called inside a graph (``ms.jit``, ``ms.Model``, ``thor.THOR``) it becomes part of that
-    graph.
+    A call on the host runs one compiled function, in GRAPH_MODE and in PYNATIVE_MODE. The function is compiled anew
+    after ``load_param_into_net``. Inside a graph (``ms.jit``, ``ms.Model``, ``thor.THOR``) the step becomes part of
+    that graph. float64 parameters are computed in float64, scalars included.
 
-    Hyper-parameters given as Python functions are read by :meth:`prepare`, which every call on the host begins with.
-    A graph around the optimizer is compiled once and cannot ask them: call ``prepare()`` before each of its steps.
+    Hyper-parameters given as Python functions are read by :meth:`prepare`. A call on the host starts with it. A graph
+    around the optimizer is compiled once and cannot call Python functions: call ``prepare()`` before each step of it.
     """
 
     def __init__(self, params: Any, learning_rate: Any, weight_decay: Any, loss_scale: float) -> None:
         _check_rate("the learning rate", learning_rate)
         groups = parameter_groups(params)
-        # read by _build_single_lr, which the base class calls
+        # set first: super().__init__() calls _build_single_lr(), which reads it
         object.__setattr__(self, "_wide", any(p.dtype == ms.float64 for p in _parameters(groups)))
         supplier = checks.supplier_of("learning_rate", learning_rate, checks.at_least_0)
         super().__init__(supplier() if supplier else learning_rate, groups, weight_decay, loss_scale)
@@ -42,19 +42,19 @@ class FirstOrder(nn.Optimizer):
         object.__setattr__(self, "_storage", None)
 
     def _build_single_lr(self, learning_rate: Any, name: str) -> Any:
-        """A learning rate beside float64 parameters is float64; nn.Optimizer would round it to float32."""
+        """Keep the learning rate in float64 if there are float64 parameters; nn.Optimizer would round it to float32."""
         if self._wide and isinstance(learning_rate, float) and not (self.is_group_lr and self.dynamic_lr):
             return Parameter(Tensor(learning_rate, ms.float64), name)
         return super()._build_single_lr(learning_rate, name)
 
     def regroup(self, groups: list[dict[str, Any]], learning_rate: Any) -> None:
-        """Optimize these groups from now on; learning rates are made anew."""
+        """Replace the optimized groups by ``groups`` and create the learning rates anew."""
         supplier = next((read for rate, read in self._suppliers if rate is self.learning_rate), None)
         object.__setattr__(self, "_wide", any(p.dtype == ms.float64 for p in _parameters(groups)))
         self.halves = any(p.dtype == ms.float16 for p in _parameters(groups))
         for name in [name for name in self._params if name.startswith("learning_rate")]:
             self._params.pop(name)
-        if hasattr(self, "learning_rate"):  # a tuple of them
+        if hasattr(self, "learning_rate"):  # a tuple, which is not in _params
             del self.learning_rate
         self.dynamic_lr = self.is_group_lr = False
         for name in ("group_params", "group_lr", "group_weight_decay", "group_grad_centralization"):
@@ -69,11 +69,11 @@ class FirstOrder(nn.Optimizer):
 
     @property
     def precision(self) -> Any:
-        """Type of the scalars: float64 if any parameter is."""
+        """Type of the scalar hyper-parameters: float64 if any parameter is float64, else float32."""
         return ms.float64 if self._wide else ms.float32
 
     def _hyper(self, name: str, value: Any, check: Callable[[str, Any], float]) -> Tensor:
-        """A constant, or a Parameter that :meth:`prepare` writes where ``value`` is a function."""
+        """A checked constant; if ``value`` is a function, a Parameter that :meth:`prepare` writes."""
         supplier = checks.supplier_of(name, value, check)
         if supplier is None:
             return Tensor(check(name, value), self.precision)
@@ -82,14 +82,14 @@ class FirstOrder(nn.Optimizer):
         return parameter
 
     def prepare(self) -> None:
-        """Read the hyper-parameters that are Python functions."""
+        """Call the hyper-parameters that are Python functions and store their values."""
         for parameter, supplier in self._suppliers:
             ops.assign(parameter, Tensor(supplier(), parameter.dtype))
 
     def map_with_rates(self, function, shared, *lists):
-        """function(shared, rate, element of each list) for every parameter, in a graph.
+        """Call function(shared, rate, element of each list) for every parameter, in a graph.
 
-        A map, not a loop: a graph's loop nests, and ends with an error at some hundred rounds.
+        This is a map because the compiler nests the rounds of a loop in each other, and fails if they are too many.
         """
         rate = self.get_lr()
         if self.is_group_lr:
@@ -97,7 +97,7 @@ class FirstOrder(nn.Optimizer):
         return self.map_(F.partial(function, shared, rate), *lists)
 
     def decayed(self, gradients):
-        """Gradients with weight decay added, in a graph; nn.Optimizer's own would add it to float16 in float16."""
+        """The gradients plus weight decay, in a graph; unlike nn.Optimizer, it adds float16 in float32."""
         if not (self.halves and self.exec_weight_decay):
             return self.decay_weight(gradients)
         decay, wide = self.get_weight_decay(), self.map_(_widened, gradients)
@@ -106,17 +106,17 @@ class FirstOrder(nn.Optimizer):
         return self.map_(F.partial(_decayed, decay), self.decay_flags, self._parameters, wide)
 
     def unscaled(self, gradients):
-        """Gradients centralized and without the loss scale, which float16 could not take out of small ones."""
+        """The gradients, centralized and divided by the loss scale; float16 becomes float32, to avoid underflow."""
         return self.scale_grad(self.gradients_centralization(self.map_(_widened, gradients)))
 
     def state_like_parameters(self, prefix: str) -> ms.ParameterTuple:
-        """Zeros in each parameter's shape and type, named after it."""
+        """For each parameter, a zero Parameter of its shape and type, named ``prefix``.name."""
         return self.parameters.clone(prefix=prefix, init="zeros")
 
     # -- calls on the host ---------------------------------------------------------------------------------------
 
     def __call__(self, gradients: Sequence[Any]) -> Tensor:
-        """Check the gradients, read hyper-parameters, and run the compiled step; answers with the steps done."""
+        """Check the gradients, read the hyper-parameters and run the compiled step; return the number of steps done."""
         layout = self._check(gradients)
         self.prepare()
         if self._compiled_for != layout or self._storage != self._addresses():
@@ -127,12 +127,15 @@ class FirstOrder(nn.Optimizer):
         return done
 
     def _compile(self, layout: tuple[bool, ...]) -> None:
-        """One function of all tensors side by side: a tuple as an argument would be compiled at every call."""
+        """Make the compiled step for these gradients; ``layout`` tells which are sparse.
+
+        It takes each tensor as an argument of its own: a tuple as an argument would be compiled at every call.
+        """
         cell, pairs = self, tuple(index for index, sparse in enumerate(layout) if sparse)
 
         def step(*tensors):
             gradients, at, taken = (), 0, 0
-            for pair in pairs:  # a sparse gradient came as two tensors
+            for pair in pairs:  # a sparse gradient is passed as two tensors
                 first = at + pair - taken
                 gradients += tensors[at:first] + ((tensors[first], tensors[first + 1]),)
                 at, taken = first + 2, pair + 1
@@ -143,7 +146,10 @@ class FirstOrder(nn.Optimizer):
         object.__setattr__(self, "_storage", None)
 
     def _addresses(self) -> list[int] | None:
-        """Where the state lies: a compiled function goes on with the storage it was compiled for (MindSpore 2.10)."""
+        """Storage addresses of all Parameters of the step; None before the first compilation.
+
+        A compiled function keeps using the storage it was compiled with, so new addresses require a new compilation.
+        """
         if self._storage is None and self._compiled_for is None:
             return None
         return [parameter.data_ptr() for parameter in self._everything()]
@@ -153,7 +159,7 @@ class FirstOrder(nn.Optimizer):
         return list({id(p): p for p in (*self.parameters, *self.get_parameters())}.values())
 
     def _check(self, gradients: Any) -> tuple[bool, ...]:
-        """Raise unless there is a gradient for each parameter; answers with which ones are sparse pairs."""
+        """Raise unless there is one gradient for each parameter; return which gradients are sparse pairs."""
         if not isinstance(gradients, tuple | list):
             raise TypeError(
                 f"gradients must be a tuple or list with one Tensor for each of the {self.param_length} parameters, "
@@ -167,6 +173,7 @@ class FirstOrder(nn.Optimizer):
         return tuple(self._check_one(p, g) for p, g in zip(self.parameters, gradients, strict=True))
 
     def _check_one(self, parameter: Parameter, gradient: Any) -> bool:
+        """Raise unless ``gradient`` fits ``parameter``; return whether it is a sparse pair."""
         name = f"gradient of {parameter.name}"
         if isinstance(gradient, tuple):
             raise TypeError(f"{name} must be a Tensor: {type(self).__name__} takes no sparse gradients")
@@ -178,21 +185,24 @@ class FirstOrder(nn.Optimizer):
 
 
 def _widened(gradient):
-    """In the type that arithmetic is done in."""
+    """The gradient in the working type: float16 becomes float32."""
     if gradient.dtype == ms.float16:
         return gradient.astype(ms.float32)
     return gradient
 
 
 def _decayed(decay, applies, weight, gradient):
-    """Gradient + decay * weight, in the gradient's type."""
+    """Gradient + decay * weight where decay applies, in the gradient's type."""
     if applies:
         return gradient + weight.astype(gradient.dtype) * decay.astype(gradient.dtype)
     return gradient
 
 
 def parameter_groups(params: Any) -> list[Any]:
-    """Parameters, (name, Parameter) pairs or dictionaries of groups as ``nn.Optimizer`` wants them, checked."""
+    """Check ``params`` and return a list of Parameters or of group dictionaries, as ``nn.Optimizer`` takes them.
+
+    Parameters may also come as (name, Parameter) pairs; the names are dropped.
+    """
     if isinstance(params, Tensor | dict | str) or not isinstance(params, Iterable):
         raise TypeError(
             f"params must be a list of Parameters, of (name, Parameter) pairs or of dictionaries with such lists under "
@@ -222,17 +232,21 @@ def parameter_groups(params: Any) -> list[Any]:
 
 
 def _check_rate(name: str, value: Any) -> None:
-    """Refuse what nn.Optimizer would take for a number or for a list of them; the rest it checks itself."""
+    """Raise for the wrong types that nn.Optimizer would accept as a rate; it checks all others itself."""
     if isinstance(value, str | bool | dict) or value is None:
         raise TypeError(f"{name} must be a number, list, Tensor, schedule or function, but got {value!r}")
 
 
 def _parameters(groups: list[Any]) -> list[Parameter]:
+    """All Parameters of :func:`parameter_groups`' result."""
     return [p for item in groups for p in (item.get("params", ()) if isinstance(item, dict) else (item,))]
 
 
 def write_all(targets: dict[str, Parameter], state: Any) -> None:
-    """Put loaded values into Parameters in place, where compiled functions read them; all of them or none."""
+    """Load ``state`` into the Parameters in place, so that compiled functions read the new values.
+
+    Everything is checked before the first Parameter is written.
+    """
     if not isinstance(state, dict):
         raise TypeError(f"state must be a dictionary in state_dict()'s layout, but got {type(state).__name__}")
     missing, unknown = [n for n in targets if n not in state], [n for n in state if n not in targets]
@@ -244,7 +258,7 @@ def write_all(targets: dict[str, Parameter], state: Any) -> None:
     values = {}
     for name, parameter in targets.items():
         array = np.asarray(state[name].asnumpy() if isinstance(state[name], Tensor) else state[name])
-        # a number may come as () or (1,); any other shape of the same size holds its numbers in another order
+        # one number may have shape () or (1,); otherwise a different shape of the same size may mean another order
         if array.shape != tuple(parameter.shape) and not array.size == parameter.size == 1:
             raise ValueError(f"{name} must have shape {tuple(parameter.shape)}, but got {array.shape}")
         values[name] = Tensor(array.reshape(parameter.shape)).astype(parameter.dtype)

@@ -1,4 +1,4 @@
-"""What arguments must be: every message has the name, the value, what is allowed and, where it helps, what to do."""
+"""Checks of arguments. Every error message has the name, the value and what is allowed, and a hint if it helps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FLOATS = (ms.float16, ms.float32, ms.float64)
 def number(
     name: str, value: Any, low: float, high: float = math.inf, *, open_low: bool = False, open_high: bool = False
 ) -> float:  # fmt: skip
-    """A finite number in [low, high], an open end left out, or an error."""
+    """``value`` as a float; raise unless it is finite and in [low, high], without the ends that are open."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be a number, but got {value!r} of type {type(value).__name__}")
     size = float(value)
@@ -30,7 +30,7 @@ def number(
 
 
 def flag(name: str, value: Any) -> bool:
-    """True or False, or an error."""
+    """``value``; raise unless it is True or False."""
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, but got {value!r} of type {type(value).__name__}")
     return value
@@ -42,7 +42,7 @@ def is_supplier(value: Any) -> bool:
 
 
 def as_tensor(name: str, value: Any, dtypes: tuple[Any, ...]) -> Tensor:
-    """A NumPy array or Tensor as a Tensor of one of ``dtypes``."""
+    """A NumPy array or Tensor as a Tensor; raise unless its type is one of ``dtypes``."""
     if isinstance(value, np.ndarray | np.generic):
         value = Tensor(np.ascontiguousarray(value).reshape(np.shape(value)))
     if not isinstance(value, Tensor):
@@ -54,7 +54,7 @@ def as_tensor(name: str, value: Any, dtypes: tuple[Any, ...]) -> Tensor:
 
 
 def same_kind(**tensors: Tensor) -> None:
-    """Raise unless all have the first one's shape and type."""
+    """Raise unless all tensors have the shape and type of the first."""
     (first, model), *others = tensors.items()
     for name, tensor in others:
         if tuple(tensor.shape) != tuple(model.shape):
@@ -66,7 +66,7 @@ def same_kind(**tensors: Tensor) -> None:
 
 
 def scalar_on_host(name: str, value: Any) -> float:
-    """A number given as such, as a NumPy value or as a Tensor of one element."""
+    """A number, a NumPy array or a Tensor of one element as a float; raise for anything else."""
     if isinstance(value, Tensor | np.ndarray):
         array = value.asnumpy() if isinstance(value, Tensor) else value
         if array.size != 1:
@@ -78,25 +78,25 @@ def scalar_on_host(name: str, value: Any) -> float:
 
 
 def hyper(name: str, value: Any, low: float, high: float = math.inf) -> Any:
-    """A hyper-parameter of an update, checked and handed on as it came (a Tensor's value is checked too)."""
+    """Check a hyper-parameter of an update function, also if it is a Tensor, and return it unchanged."""
     number(name, scalar_on_host(name, value), low, high)
     return value
 
 
 def all_parameters(name: str, *values: Any) -> None:
-    """Raise unless each value is a Parameter, as what is written in place must be."""
+    """Raise unless each value is a Parameter, as ``in_place=True`` requires."""
     for value in values:
         if not isinstance(value, Parameter):
             raise TypeError(f"{name} must be MindSpore Parameters where in_place=True, but got {type(value).__name__}")
 
 
 def at_least_0(name: str, value: Any) -> float:
-    """A number from 0."""
+    """``value`` as a float; raise unless it is finite and at least 0."""
     return number(name, value, 0.0)
 
 
 def supplier_of(name: str, value: Any, check: Callable[[str, Any], float]) -> Callable[[], float] | None:
-    """A checked version of a hyper-parameter's function; None for a plain number."""
+    """A function that calls the hyper-parameter's function and checks the result; None if ``value`` is no function."""
     if not is_supplier(value):
         return None
 
@@ -107,7 +107,7 @@ def supplier_of(name: str, value: Any, check: Callable[[str, Any], float]) -> Ca
 
 
 def check_int(name: str, value: object, low: int, hint: str = "") -> int:
-    """``value`` as an int of at least ``low``, or an error with name, value and what is allowed."""
+    """``value``; raise unless it is an int of at least ``low``. ``hint`` is appended to the message."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} must be an int, but got {value!r} of type {type(value).__name__}{hint}")
     if value < low:

@@ -1,4 +1,4 @@
-r"""Momentum as ONNX's ``ai.onnx.preview.training`` operator computes it, version 1.
+r"""Momentum as ONNX's ``ai.onnx.preview.training`` operator, version 1, computes it.
 
 Reference: https://onnx.ai/onnx/operators/onnx_aionnxpreviewtraining_Momentum.html
 """
@@ -20,9 +20,9 @@ MODES = ("standard", "nesterov")
 
 
 def momentum_update(learning_rate, update_count, params, grads, velocities, *, alpha, beta, norm_coefficient, mode):
-    r"""One Momentum step of several tensors as a function, in the operator's order of inputs R, T, X, G, V.
+    r"""One Momentum step of several tensors as a function, with the operator's order of inputs R, T, X, G, V.
 
-    A running sum of gradients, each step forgetting a little, carries the weights through noise and narrow valleys.
+    The velocity, a decaying sum of gradients, averages out noise and oscillations across narrow valleys.
 
     .. math::
         g &= \nu x + G, \qquad \beta_t = \beta \text{ if } T > 0 \text{ else } 1, \qquad
@@ -31,19 +31,20 @@ def momentum_update(learning_rate, update_count, params, grads, velocities, *, a
         x \leftarrow x - R\, (g + \alpha v) \quad \text{(nesterov)}
 
     Args:
-        learning_rate: R, number or Tensor of one.
-        update_count: T, how many updates came before: 0 at the first, and there the gradient enters the velocity whole
-            whatever ``beta`` is. Whole number or Tensor of one.
-        params: list of X; with its G and V each has one shape and one type, float32 or float64.
+        learning_rate: R, a number or a Tensor of one element.
+        update_count: T, the number of updates before this one, an integer or a Tensor of one element. At 0 the gradient
+            enters the velocity with weight 1 instead of ``beta``.
+        params: list of X; each has the same shape and type as its G and V, float32 or float64.
         grads: list of G.
         velocities: list of V.
-        alpha: what is kept of the velocity.
-        beta: what is taken of the gradient; PyTorch's ``1 - dampening``, not ``1 - alpha``.
-        norm_coefficient: :math:`\nu`, of the squared-norm penalty. It is part of g, so Nesterov's look-ahead sees it.
-        mode: "standard" or "nesterov"; anything else is an error (the reference takes it for nesterov).
+        alpha: decay of the velocity.
+        beta: weight of the gradient in the velocity; PyTorch's ``1 - dampening``, not ``1 - alpha``.
+        norm_coefficient: :math:`\nu`, coefficient of the squared-norm penalty. The penalty is part of g, and so of
+            Nesterov's look-ahead.
+        mode: "standard" or "nesterov"; anything else is an error (the reference implementation treats it as nesterov).
 
     Returns:
-        (params, velocities), new, as lists.
+        (params, velocities) after the step, two lists.
 
     Example:
         >>> import numpy as np
@@ -83,7 +84,7 @@ def momentum_update(learning_rate, update_count, params, grads, velocities, *, a
 
 
 def _checked(params: Any, grads: Any, velocities: Any) -> tuple[list[Tensor], ...]:
-    """The three lists as Tensors, each triple of one kind."""
+    """The three lists as Tensors; raise unless each X, G and V have the same shape and type."""
     types = (ms.float32, ms.float64)
     named = (("params", params), ("grads", grads), ("velocities", velocities))
     lists = tuple([checks.as_tensor(f"{n}[{i}]", t, types) for i, t in enumerate(ts)] for n, ts in named)
@@ -106,10 +107,9 @@ def _check_count(name: str, value: Any) -> None:
 
 
 class Momentum(FirstOrder):
-    r"""Momentum, number for number ONNX's operator, which with ``beta=1`` is also PyTorch's and Keras's formula.
+    r"""Momentum with the numerics of ONNX's operator; with ``beta=1`` it is also PyTorch's and Keras's formula.
 
-    The workhorse of image networks: one number a weight of state, and with a tuned learning-rate schedule as good in
-    the end as anything.
+    The usual optimizer of image networks. Its state is one number a weight. It needs a tuned learning-rate schedule.
 
     .. math::
         g = \nu x + G, \quad v \leftarrow \alpha v + \beta_t\, g, \quad
@@ -118,14 +118,13 @@ class Momentum(FirstOrder):
     Args:
         params: Parameters, (name, Parameter) pairs, or groups as ``nn.Optimizer`` takes them, with ``lr``,
             ``weight_decay`` and ``grad_centralization`` of their own.
-        learning_rate: number, list, Tensor, MindSpore schedule, or a function without arguments
-            (:meth:`prepare`).
-        alpha: what is kept of the velocity, number or function. 0.9 averages over about ten steps.
-        beta: what is taken of the gradient, except at the first step, which takes all; number or function.
-        norm_coefficient: :math:`\nu`, of the squared-norm penalty on *all* weights; number or function.
-        mode: "standard", or "nesterov": the gradient as if the velocity had been followed already.
-        weight_decay: as norm_coefficient, by ``nn.Optimizer``'s rules: per group, and without groups not on parameters
-            named beta or gamma.
+        learning_rate: number, list, Tensor, MindSpore schedule, or a function without arguments (:meth:`prepare`).
+        alpha: decay of the velocity, number or function. 0.9 averages over about ten steps.
+        beta: weight of the gradient in the velocity, number or function. At the first step the weight is 1.
+        norm_coefficient: :math:`\nu`, coefficient of the squared-norm penalty on *all* weights; number or function.
+        mode: "standard", or "nesterov" for the step with Nesterov's look-ahead.
+        weight_decay: the same penalty by ``nn.Optimizer``'s rules: per group, or, without groups, on all parameters but
+            those named beta or gamma.
         loss_scale: gradients are divided by it.
 
     Inputs:
@@ -147,8 +146,8 @@ class Momentum(FirstOrder):
         https://proceedings.mlr.press/v28/sutskever13.html
 
     .. note::
-        The operator knows float32 and float64; float16 weights are computed in float32 here and rounded once.
-        ``nn.Momentum(use_nesterov=True)`` silently leaves Nesterov out on a CPU, and has no beta.
+        The operator supports float32 and float64. Here, float16 weights are computed in float32 and rounded once.
+        ``nn.Momentum(use_nesterov=True)`` silently ignores Nesterov on a CPU, and has no beta.
     """
 
     def __init__(
@@ -161,7 +160,7 @@ class Momentum(FirstOrder):
         self.alpha = self._hyper("alpha", alpha, checks.at_least_0)
         self.beta = self._hyper("beta", beta, checks.at_least_0)
         self.norm_coefficient = self._hyper("norm_coefficient", norm_coefficient, checks.at_least_0)
-        # compiled away where they change nothing
+        # constants of the graph, so that terms without effect are not compiled
         self.takes_all = not checks.is_supplier(beta) and float(beta) == 1.0
         self.has_norm = checks.is_supplier(norm_coefficient) or float(norm_coefficient) != 0.0
         self.nesterov = mode == "nesterov"
@@ -170,12 +169,12 @@ class Momentum(FirstOrder):
         self.on_cpu = ms.get_context("device_target") == "CPU"
 
     def construct(self, gradients):
-        """Move every weight; answers with the steps done."""
+        """Update every weight; return the number of steps done."""
         if len(gradients) != self.param_length:
             raise ValueError(f"gradients must be {self.param_length}, one for each parameter, but got {len(gradients)}")
         gradients = self.unscaled(self.decayed(gradients))
         share = ops.where(self.global_step.reshape(()) == 0, Tensor(1, self.beta.dtype), self.beta)
-        # read once: a Parameter that is read after an update of a weight is loaded anew for each weight
+        # read before the updates: after an update of a weight, the graph would load them again for each weight
         shared = (share, self.alpha.value(), self.norm_coefficient.value())
         self.map_with_rates(self._move, shared, self.parameters, self.velocities, gradients)
         return self.assignadd(self.global_step, self.global_step_increase_tensor)
@@ -197,14 +196,14 @@ class Momentum(FirstOrder):
                 direction = g + keep * v
             ops.assign(velocity, v.astype(velocity.dtype))
             return ops.assign(param, (param.astype(rate.dtype) - rate * direction).astype(param.dtype))
-        # the standard form is MindSpore's kernel, in one pass; its Nesterov is silently ignored on a CPU
+        # MindSpore's fused kernel, for the standard form only: on a CPU it silently ignores Nesterov
         return self.fused(param, velocity, rate, taken, keep)
 
     def _by_kernel(self, dtype):
-        """Whether MindSpore's kernel moves weights of this type.
+        """Whether MindSpore's kernel updates weights of this type.
 
-        On a GPU MindSpore makes one kernel of all of a graph's, which knows no float64, and fails to compile where the
-        graph reads a weight too ("Graph cycle exists": 2.10).
+        On a GPU, MindSpore combines all these kernels of a graph into one. The combined kernel has no float64, and the
+        graph fails to compile ("Graph cycle exists") if it also reads a weight.
         """
         if self.on_cpu:
             return dtype != ms.float16
@@ -213,9 +212,9 @@ class Momentum(FirstOrder):
     # -- the operator's layout -----------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """R, T and the lists X and V, by the operator's letters: its inputs but for the gradients.
+        """The operator's inputs except the gradients, under its letters: R, T and the lists X and V.
 
-        R is the rate of the coming step; with groups of different rates it is missing, as the operator has one only.
+        R is the rate of the next step. It is missing with a schedule or rates by group, as the operator has one number.
         """
         state: dict[str, Any] = {"T": self.global_step.asnumpy().astype(np.int64).reshape(())}
         if not (self.is_group_lr or self.dynamic_lr):
@@ -225,7 +224,7 @@ class Momentum(FirstOrder):
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over T, V, and where they are there R and X, in :meth:`state_dict`'s layout."""
+        """Load a state in :meth:`state_dict`'s layout; R and X may be missing."""
         if not isinstance(state, dict):
             raise TypeError(f"state must be a dictionary in state_dict()'s layout, but got {type(state).__name__}")
         flat, targets = {k: v for k, v in state.items() if k not in ("X", "V")}, {"T": self.global_step}

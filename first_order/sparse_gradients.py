@@ -1,4 +1,4 @@
-"""Gradients given by rows: (values, indices), as an embedding has them."""
+"""Sparse gradients, given by rows as (values, indices), for example of an embedding."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from first_order.tensors import working_type
 
 
 def dense_gradient(param, values, indices):
-    """The gradient of ``param``'s shape whose row ``indices[i]`` has ``values[i]``; repeated indices add up.
+    """The dense gradient in ``param``'s shape: row r is the sum of all ``values[i]`` with ``indices[i] == r``.
 
-    It has the type that arithmetic is done in: sums of float16 would stop at 2048 ones, and overflow.
+    It has the working type, because a sum of many float16 rows loses precision and can overflow.
     """
     dtype = working_type(param.dtype)
     return ops.tensor_scatter_add(ops.zeros_like(param).astype(dtype), indices.reshape(-1, 1), values.astype(dtype))
 
 
 def seen_rows(param, indices):
-    """True in every entry of the rows that ``indices`` names, in ``param``'s shape."""
+    """A mask in ``param``'s shape that is True in the rows listed in ``indices``."""
     rows = (param.shape[0],) + (1,) * (param.ndim - 1)
     ones = ops.ones(indices.shape, ms.float32)
     count = ops.tensor_scatter_add(ops.zeros((param.shape[0],), ms.float32), indices.reshape(-1, 1), ones)
@@ -28,7 +28,10 @@ def seen_rows(param, indices):
 
 
 def check_rows(name, param, values, indices):
-    """Raise unless these are rows of a gradient of ``param``; an index out of range would write elsewhere."""
+    """(values, indices) as Tensors; raise unless they are rows of a gradient of ``param``.
+
+    The range of the indices is checked because an index out of range would write to other memory.
+    """
     values = checks.as_tensor(f"values of {name}", values, checks.FLOATS)
     indices = checks.as_tensor(f"indices of {name}", indices, (ms.int32, ms.int64))
     if param.ndim < 1:

@@ -1,4 +1,4 @@
-"""Small helpers that run on the host and inside compiled graphs alike."""
+"""Small helpers that run on the host and inside compiled graphs."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from mindspore import Tensor
 
 
 def on_host(value):
-    """Whether code runs eagerly: the graph compiler knows tensors by shape and type alone, without storage.
+    """Whether the code runs on the host; in the graph compiler, tensors have a shape and a type but no storage.
 
-    Checks of values belong behind it; the compiler drops what follows a False.
+    Put checks of values under ``if on_host(...)``: the compiler drops a branch whose condition is False.
     """
     return not isinstance(value, Tensor) or hasattr(value, "data_ptr")
 
 
 def working_type(dtype):
-    """The type that arithmetic is done in: float16 tensors are computed in float32 and rounded once."""
+    """The type of the arithmetic: float64 for float64, else float32. float16 results are rounded once at the end."""
     if dtype == ms.float64:
         return ms.float64
     return ms.float32
 
 
 def scalar(value, dtype):
-    """A number or a Tensor of one element as a 0-d Tensor.
+    """A number or a Tensor of one element as a 0-d Tensor of type ``dtype``.
 
-    Never a bare Python number beside a float64 Tensor: MindSpore rounds those to float32.
+    MindSpore rounds a Python number to float32, also in arithmetic with a float64 Tensor; this function avoids that.
     """
     if isinstance(value, Tensor):
         return value.reshape(()).astype(dtype)
