@@ -117,7 +117,7 @@ def sparse_adam_update(
     grad = dense_gradient(param, values, indices)
     new = _moved(param, m, v, grad, step, learning_rate, beta1, beta2, epsilon, use_nesterov)
     if lazy:
-        new = _only(seen_rows(param, indices), new, param, m, v)
+        new = _where_seen(seen_rows(param, indices), new, param, m, v)
     return _written(param, m, v, new) if in_place else new
 
 
@@ -162,7 +162,7 @@ def _dense(param, gradient):
     return gradient
 
 
-def _only(seen, new, param, m, v):
+def _where_seen(seen, new, param, m, v):
     """(param, m, v): the new values where ``seen`` is True, the old values elsewhere."""
     return ops.where(seen, new[0], param), ops.where(seen, new[1], m), ops.where(seen, new[2], v)
 
@@ -298,7 +298,7 @@ class Adam(FirstOrder):
         )  # fmt: skip
         if self.lazy and sparse:
             rows = given[1] if isinstance(given, tuple) else given.indices
-            new = _only(seen_rows(param, rows), new, param, m, v)
+            new = _where_seen(seen_rows(param, rows), new, param, m, v)
         return _written(param, m, v, new)
 
     def _check_one(self, parameter: Parameter, gradient: Any) -> bool:

@@ -349,7 +349,7 @@ class Adafactor(HookedOptimizer, FirstOrder):
         """
         for hook in self._save_pre_hooks:
             hook(self)
-        state = torch_state_dict.written(self, convert)
+        state = torch_state_dict.build(self, convert)
         for hook in self._save_post_hooks:
             state = hook(self, state) or state
         return state
@@ -361,7 +361,7 @@ class Adafactor(HookedOptimizer, FirstOrder):
         """
         for hook in self._load_pre_hooks:
             state_dict = hook(self, state_dict) or state_dict
-        torch_state_dict.read(self, state_dict)
+        torch_state_dict.load(self, state_dict)
         for hook in self._load_post_hooks:
             hook(self)
 

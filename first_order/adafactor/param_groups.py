@@ -179,7 +179,7 @@ class ParamGroup(MutableMapping):
         return not isinstance(self._rate, Parameter)
 
     @property
-    def fed(self) -> bool:
+    def lr_is_read_only(self) -> bool:
         """Whether lr is a list, a schedule or a function, and so cannot be set."""
         return self.scheduled or callable(self._given)
 
@@ -202,7 +202,7 @@ class ParamGroup(MutableMapping):
         return float(now)
 
     def _write_rate(self, value: Any) -> None:
-        if self.fed:
+        if self.lr_is_read_only:
             raise ValueError(
                 f"lr follows a schedule or a function and cannot be set, but got {value!r}: make a new optimizer"
             )

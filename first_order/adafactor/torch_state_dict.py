@@ -36,7 +36,7 @@ def _numbers(optimizer: Any) -> list[list[int]]:
     return [[at[id(p)] for p in group["params"]] for group in optimizer.param_groups]
 
 
-def written(optimizer: Any, convert: Callable[[np.ndarray], Any]) -> dict[str, Any]:
+def build(optimizer: Any, convert: Callable[[np.ndarray], Any]) -> dict[str, Any]:
     """The state dictionary; as in PyTorch, parameters without a step yet have no entry."""
     places, state, groups, number = _places(optimizer), {}, [], 0
     step = int(optimizer.global_step.asnumpy().item())
@@ -55,7 +55,7 @@ def written(optimizer: Any, convert: Callable[[np.ndarray], Any]) -> dict[str, A
     return {"state": state, "param_groups": groups}
 
 
-def read(optimizer: Any, state_dict: Any) -> None:
+def load(optimizer: Any, state_dict: Any) -> None:
     """Load a state dictionary; if it does not fit, raise before anything is changed."""
     if not isinstance(state_dict, dict) or not {"state", "param_groups"} <= set(state_dict):
         raise ValueError("state_dict must be a dictionary with 'state' and 'param_groups', as state_dict() returns")
@@ -65,7 +65,7 @@ def read(optimizer: Any, state_dict: Any) -> None:
         raise ValueError(f"state_dict has groups of {found} parameters, but the optimizer has groups of {sizes}")
     options = [read_options(**{key: group[key] for key in OPTIONS if key in group}) for group in groups]
     rates = [
-        rate_on_host(_array(new["lr"]).item()) if "lr" in new and not old.fed else None
+        rate_on_host(_array(new["lr"]).item()) if "lr" in new and not old.lr_is_read_only else None
         for old, new in zip(optimizer.param_groups, groups, strict=True)
     ]
     arrays = _merged(optimizer, state_dict["state"], groups, members)
