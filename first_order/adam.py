@@ -117,7 +117,7 @@ def sparse_adam_update(
     grad = dense_gradient(param, values, indices)
     new = _moved(param, m, v, grad, step, learning_rate, beta1, beta2, epsilon, use_nesterov)
     if lazy:
-        new = _only(seen_rows(param, indices), new, param, m, v)
+        new = _where_seen(seen_rows(param, indices), new, param, m, v)
     return _written(param, m, v, new) if in_place else new
 
 
@@ -162,7 +162,7 @@ def _dense(param, gradient):
     return gradient
 
 
-def _only(seen, new, param, m, v):
+def _where_seen(seen, new, param, m, v):
     """(param, m, v): the new values where ``seen`` is True, the old values elsewhere."""
     return ops.where(seen, new[0], param), ops.where(seen, new[1], m), ops.where(seen, new[2], v)
 
@@ -211,20 +211,21 @@ class Adam(FirstOrder):
         params: Parameters, (name, Parameter) pairs, or groups as ``nn.Optimizer`` takes them, with ``lr``,
             ``weight_decay`` and ``grad_centralization`` of their own.
         learning_rate: number, list, Tensor, MindSpore schedule, or a function without arguments (:meth:`prepare`).
-        beta1, beta2: decay of the mean of gradients and of squares, in [0, 1); number or function. Nearer to 1 the
-            means are smoother and slower.
-        epsilon: bounds the step where gradients are tiny, number or function. It stands outside the root and is not
+        beta1, beta2: decay of the running averages of the gradient and of its square, in [0, 1); number or function.
+            Values closer to 1 give smoother and slower averages.
+        epsilon: bounds the step where gradients are tiny, number or function. It is added outside the root and is not
             corrected for bias.
-        use_nesterov: :math:`\beta_1 m + (1 - \beta_1) g` in place of :math:`m`.
-        lazy: with sparse gradients only the rows that occur decay and move (LazyAdam).
-        weight_decay: adds weight_decay * x to g (L2), by ``nn.Optimizer``'s rules; TensorFlow's has none.
+        use_nesterov: use :math:`\beta_1 m + (1 - \beta_1) g` instead of :math:`m`.
+        lazy: with a sparse gradient, decay and move only the rows that occur in it (LazyAdam).
+        weight_decay: adds weight_decay * x to g (L2), by ``nn.Optimizer``'s rules; TensorFlow's optimizer has none.
         loss_scale: gradients are divided by it.
 
     Inputs:
-        gradients: one for each parameter; a Tensor, a pair (values, indices) as in :func:`sparse_adam_update`, or, in
+        gradients: one for each parameter: a Tensor, a pair (values, indices) as in :func:`sparse_adam_update`, or, in
         a graph, the RowTensor of a sparse embedding.
 
-    The powers of the betas are state and advance after all weights have moved, so the first step uses t = 1.
+    The powers of the betas are part of the state. They advance after all weights have moved, so the first step uses
+    t = 1.
 
     Example:
         >>> import mindspore as ms, numpy as np
@@ -297,7 +298,7 @@ class Adam(FirstOrder):
         )  # fmt: skip
         if self.lazy and sparse:
             rows = given[1] if isinstance(given, tuple) else given.indices
-            new = _only(seen_rows(param, rows), new, param, m, v)
+            new = _where_seen(seen_rows(param, rows), new, param, m, v)
         return _written(param, m, v, new)
 
     def _check_one(self, parameter: Parameter, gradient: Any) -> bool:

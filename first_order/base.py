@@ -28,10 +28,10 @@ class FirstOrder(nn.Optimizer):
         _check_rate("the learning rate", learning_rate)
         groups = parameter_groups(params)
         # set first: super().__init__() calls _build_single_lr(), which reads it
-        object.__setattr__(self, "_wide", any(p.dtype == ms.float64 for p in _parameters(groups)))
+        object.__setattr__(self, "_has_float64", any(p.dtype == ms.float64 for p in _parameters(groups)))
         supplier = checks.supplier_of("learning_rate", learning_rate, checks.at_least_0)
         super().__init__(supplier() if supplier else learning_rate, groups, weight_decay, loss_scale)
-        self.halves = any(p.dtype == ms.float16 for p in self.parameters)
+        self.has_float16 = any(p.dtype == ms.float16 for p in self.parameters)
         object.__setattr__(self, "_suppliers", [])
         if supplier:
             if self.is_group_lr:
@@ -43,15 +43,15 @@ class FirstOrder(nn.Optimizer):
 
     def _build_single_lr(self, learning_rate: Any, name: str) -> Any:
         """Keep the learning rate in float64 if there are float64 parameters; nn.Optimizer would round it to float32."""
-        if self._wide and isinstance(learning_rate, float) and not (self.is_group_lr and self.dynamic_lr):
+        if self._has_float64 and isinstance(learning_rate, float) and not (self.is_group_lr and self.dynamic_lr):
             return Parameter(Tensor(learning_rate, ms.float64), name)
         return super()._build_single_lr(learning_rate, name)
 
     def regroup(self, groups: list[dict[str, Any]], learning_rate: Any) -> None:
         """Replace the optimized groups by ``groups`` and create the learning rates anew."""
         supplier = next((read for rate, read in self._suppliers if rate is self.learning_rate), None)
-        object.__setattr__(self, "_wide", any(p.dtype == ms.float64 for p in _parameters(groups)))
-        self.halves = any(p.dtype == ms.float16 for p in _parameters(groups))
+        object.__setattr__(self, "_has_float64", any(p.dtype == ms.float64 for p in _parameters(groups)))
+        self.has_float16 = any(p.dtype == ms.float16 for p in _parameters(groups))
         for name in [name for name in self._params if name.startswith("learning_rate")]:
             self._params.pop(name)
         if hasattr(self, "learning_rate"):  # a tuple, which is not in _params
@@ -70,7 +70,7 @@ class FirstOrder(nn.Optimizer):
     @property
     def precision(self) -> Any:
         """Type of the scalar hyper-parameters: float64 if any parameter is float64, else float32."""
-        return ms.float64 if self._wide else ms.float32
+        return ms.float64 if self._has_float64 else ms.float32
 
     def _hyper(self, name: str, value: Any, check: Callable[[str, Any], float]) -> Tensor:
         """A checked constant; if ``value`` is a function, a Parameter that :meth:`prepare` writes."""
@@ -97,8 +97,8 @@ class FirstOrder(nn.Optimizer):
         return self.map_(F.partial(function, shared, rate), *lists)
 
     def decayed(self, gradients):
-        """The gradients plus weight decay, in a graph; float16 is added in float32, unlike in nn.Optimizer."""
-        if not (self.halves and self.exec_weight_decay):
+        """The gradients plus weight decay, in a graph; unlike nn.Optimizer, it adds float16 in float32."""
+        if not (self.has_float16 and self.exec_weight_decay):
             return self.decay_weight(gradients)
         decay, wide = self.get_weight_decay(), self.map_(_widened, gradients)
         if self.is_group:
@@ -106,11 +106,11 @@ class FirstOrder(nn.Optimizer):
         return self.map_(F.partial(_decayed, decay), self.decay_flags, self._parameters, wide)
 
     def unscaled(self, gradients):
-        """The gradients, centralized and divided by the loss scale; in float32 for float16, which could underflow."""
+        """The gradients, centralized and divided by the loss scale; float16 becomes float32, to avoid underflow."""
         return self.scale_grad(self.gradients_centralization(self.map_(_widened, gradients)))
 
     def state_like_parameters(self, prefix: str) -> ms.ParameterTuple:
-        """Zero Parameters, one for each parameter, with its shape and type and its name after ``prefix``."""
+        """For each parameter, a zero Parameter of its shape and type, named ``prefix``.name."""
         return self.parameters.clone(prefix=prefix, init="zeros")
 
     # -- calls on the host ---------------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ class FirstOrder(nn.Optimizer):
         return list({id(p): p for p in (*self.parameters, *self.get_parameters())}.values())
 
     def _check(self, gradients: Any) -> tuple[bool, ...]:
-        """Raise unless there is one gradient for each parameter; return for each whether it is a sparse pair."""
+        """Raise unless there is one gradient for each parameter; return which gradients are sparse pairs."""
         if not isinstance(gradients, tuple | list):
             raise TypeError(
                 f"gradients must be a tuple or list with one Tensor for each of the {self.param_length} parameters, "

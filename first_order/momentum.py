@@ -161,7 +161,7 @@ class Momentum(FirstOrder):
         self.beta = self._hyper("beta", beta, checks.at_least_0)
         self.norm_coefficient = self._hyper("norm_coefficient", norm_coefficient, checks.at_least_0)
         # constants of the graph, so that terms without effect are not compiled
-        self.takes_all = not checks.is_supplier(beta) and float(beta) == 1.0
+        self.beta_is_one = not checks.is_supplier(beta) and float(beta) == 1.0
         self.has_norm = checks.is_supplier(norm_coefficient) or float(norm_coefficient) != 0.0
         self.nesterov = mode == "nesterov"
         self.velocities = self.state_like_parameters("velocity")
@@ -187,7 +187,7 @@ class Momentum(FirstOrder):
         if self.has_norm:
             g = norm_coefficient.astype(rate.dtype) * param.astype(rate.dtype) + g
         taken = g
-        if not self.takes_all:
+        if not self.beta_is_one:
             taken = share * g
         if self.nesterov or not self._by_kernel(param.dtype):
             v = keep * velocity.astype(rate.dtype) + taken

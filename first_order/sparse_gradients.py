@@ -11,7 +11,7 @@ from first_order.tensors import working_type
 
 
 def dense_gradient(param, values, indices):
-    """The dense gradient, in ``param``'s shape: the sum of ``values[i]`` over all i with ``indices[i]`` = row.
+    """The dense gradient in ``param``'s shape: row r is the sum of all ``values[i]`` with ``indices[i] == r``.
 
     It has the working type, because a sum of many float16 rows loses precision and can overflow.
     """

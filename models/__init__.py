@@ -1,4 +1,4 @@
-"""Networks to train: each module has factory functions that take plain numbers and return a Cell."""
+"""Networks to train. Each module has factory functions that take plain numbers and return a Cell."""
 
 from models.autoencoder import autoencoder
 from models.bert import bert_base, bert_large, bert_tiny

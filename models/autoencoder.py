@@ -10,8 +10,8 @@ from mindspore import Tensor, nn
 class Autoencoder(nn.Cell):
     """Images [B, ...] to reconstructions [B, pixels], before any sigmoid.
 
-    Dense layers widths[0] - ... - widths[-1] and mirrored back, ReLU between them; the code layer and the
-    last layer are linear.
+    The encoder has dense layers of widths[0] - ... - widths[-1], and the decoder mirrors them. ReLU lies between the
+    layers; the code layer and the last layer are linear.
     """
 
     def __init__(self, widths: Sequence[int] = (784, 1000, 500, 250, 30)) -> None:
@@ -26,7 +26,7 @@ class Autoencoder(nn.Cell):
 
 
 def autoencoder(widths: Sequence[int] = (784, 1000, 500, 250, 30)) -> Autoencoder:
-    """The autoencoder 784-1000-500-250-30 and back, or one of other widths."""
+    """The autoencoder of the given widths, by default 784-1000-500-250-30 and back."""
     return Autoencoder(widths)
 
 

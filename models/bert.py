@@ -1,10 +1,11 @@
 """BERT (Devlin et al., 2019): the encoder, its pooler, and the masked-language-model head, with the usual names.
 
-The encoder's names are those of published checkpoints (`bert.encoder.layer.0.attention.self.query.weight`), but for
-MindSpore's own leaves (gamma and beta, embedding_table). Everything is a plain nn.Dense, nn.Embedding or nn.LayerNorm;
-the one exception is `TiedDecoder`.
+The encoder's Parameters are named as in published checkpoints (`bert.encoder.layer.0.attention.self.query.weight`);
+only the last part of a name is MindSpore's (gamma and beta, embedding_table). All layers with weights are nn.Dense,
+nn.Embedding or nn.LayerNorm, except `TiedDecoder`.
 
-Shapes: B examples, T tokens, H width of the encoder, N heads of D = H / N, P predicted positions an example, V words.
+Shapes: B examples, T tokens, H width of the encoder, N heads of width D = H / N, P predicted positions per example,
+V words.
 """
 
 from __future__ import annotations
@@ -18,26 +19,26 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore.common.initializer import TruncatedNormal, initializer
 
-# A normal distribution of deviation 0.02, cut at two deviations; MindSpore takes the bounds as values.
+# A normal distribution with standard deviation 0.02, truncated at two deviations; a and b are values, not multiples.
 _INIT = TruncatedNormal(0.02, mean=0.0, a=-0.04, b=0.04)
 
-MASKED = -1e4  # what a masked score loses: as good as -inf after softmax, and within float16's range
+MASKED = -1e4  # added to masked scores: acts as -inf in softmax, and is within float16's range
 
 
 @dataclass(frozen=True, kw_only=True)
 class BertConfig:
-    """The sizes of a BERT; those of `base` unless given.
+    """Sizes of a BERT; the defaults are those of BERT-base.
 
     Attributes:
-        vocab_size: V, words of the vocabulary.
+        vocab_size: V, number of words in the vocabulary.
         hidden_size: H, a multiple of `heads`.
-        layers: Layers of the encoder.
-        heads: N, heads of attention.
-        intermediate_size: Width of the feed-forward part; 4 H unless given.
-        max_positions: The longest sequence.
-        token_types: Kinds of segments.
-        dropout: Rate after embeddings and sublayers, and on attention.
-        layer_norm_epsilon: Under the root of each LayerNorm.
+        layers: Number of encoder layers.
+        heads: N, number of attention heads.
+        intermediate_size: Width of the feed-forward part; 4 H if None.
+        max_positions: Length of the longest sequence.
+        token_types: Number of segment kinds.
+        dropout: Dropout rate after embeddings and sublayers, and on attention weights.
+        layer_norm_epsilon: Epsilon in the root of each LayerNorm.
     """
 
     vocab_size: int = 30522
@@ -66,7 +67,7 @@ class BertConfig:
 
 
 class BertEmbeddings(nn.Cell):
-    """Word + position + token type, normalised."""
+    """Sum of word, position and token type embeddings, normalised."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
@@ -83,7 +84,7 @@ class BertEmbeddings(nn.Cell):
             token_type_ids = ops.zeros_like(input_ids)
         if input_ids.shape[1] > self._positions.shape[1]:
             raise ValueError("more tokens than max_positions: give shorter sequences, or the network more positions")
-        # one row for each token, not one for all examples: THOR takes what a layer is called on for its examples
+        # [B, T] rather than a [1, T] that broadcasts: THOR takes the rows of a layer's input as its examples
         positions = ops.broadcast_to(self._positions[:, : input_ids.shape[1]], input_ids.shape)
         x = self.word_embeddings(input_ids) + self.token_type_embeddings(token_type_ids)
         return self.dropout(self.LayerNorm(x + self.position_embeddings(positions)))
@@ -103,7 +104,7 @@ class BertSelfAttention(nn.Cell):
         self._products = ops.BatchMatMul(transpose_b=True)
 
     def construct(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Vectors [B, T, H], and what is added to scores ([B, 1, 1, T], or any that broadcasts), to [B, T, H]."""
+        """[B, T, H] to [B, T, H]; `bias`, such as [B, 1, 1, T], broadcasts and is added to the scores [B, N, T, T]."""
         query, key, value = self._split(self.query(x)), self._split(self.key(x)), self._split(self.value(x))
         scores = self._products(query, key) * self._scale
         if bias is not None:
@@ -118,7 +119,7 @@ class BertSelfAttention(nn.Cell):
 
 
 class BertResidual(nn.Cell):
-    """A dense layer whose output is added to the input of its sublayer, then normalised."""
+    """The end of a sublayer: a dense layer, the sum with the sublayer's input, and normalisation."""
 
     def __init__(self, inputs: int, config: BertConfig) -> None:
         super().__init__()
@@ -127,7 +128,7 @@ class BertResidual(nn.Cell):
         self.dropout = nn.Dropout(p=config.dropout)
 
     def construct(self, x: Tensor, residual: Tensor) -> Tensor:
-        """norm(residual + dense(x))."""
+        """norm(residual + dropout(dense(x)))."""
         return self.LayerNorm(residual + self.dropout(self.dense(x)))
 
 
@@ -145,7 +146,7 @@ class BertAttention(nn.Cell):
 
 
 class BertIntermediate(nn.Cell):
-    """The wide half of the feed-forward part."""
+    """The first, widening layer of the feed-forward part."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
@@ -158,7 +159,7 @@ class BertIntermediate(nn.Cell):
 
 
 class BertLayer(nn.Cell):
-    """Attention, then the feed-forward part; each adds to its input and normalises the sum."""
+    """Attention, then the feed-forward part; each adds its input to its output and normalises the sum."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
@@ -173,7 +174,7 @@ class BertLayer(nn.Cell):
 
 
 class BertEncoder(nn.Cell):
-    """Layers one after the other."""
+    """The sequence of BertLayers."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
@@ -200,12 +201,12 @@ class BertPooler(nn.Cell):
 
 
 class BertModel(nn.Cell):
-    """Token numbers [B, T] to a vector for each token [B, T, H] and, with a pooler, one for the sequence [B, H].
+    """Token numbers [B, T] to one vector per token [B, T, H] and, with a pooler, one per sequence [B, H].
 
     Args:
         config: Sizes.
-        pooler: Whether there is one; published weight counts include it, and masked language modelling has no use
-            for it.
+        pooler: Whether there is a pooler. Published weight counts include it; masked language modelling does not use
+            it.
     """
 
     def __init__(self, config: BertConfig, pooler: bool = True) -> None:
@@ -213,14 +214,14 @@ class BertModel(nn.Cell):
         self.embeddings = BertEmbeddings(config)
         self.encoder = BertEncoder(config)
         self.pooler: nn.Cell | None = BertPooler(config) if pooler else None
-        self._masked = MASKED  # mixed precision O1 rewrites `construct`, and loses the names of this module
+        self._masked = MASKED  # an attribute: mixed precision O1 rewrites `construct`, and loses this module's names
 
     def construct(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
     ) -> Any:
-        """Vectors of tokens, or (vectors of tokens, vector of the sequence) with a pooler.
+        """Token vectors [B, T, H]; with a pooler, (token vectors, sequence vectors [B, H]).
 
-        attention_mask [B, T] is 1 for tokens and 0 for padding, which no token then attends to.
+        attention_mask [B, T] is 1 for tokens and 0 for padding. No token attends to padding.
         """
         bias = None
         if attention_mask is not None:
@@ -234,18 +235,18 @@ class BertModel(nn.Cell):
 class TiedDecoder(nn.Cell):
     """Scores of all words: x W^T + bias, where W [V, H] is the table of an nn.Embedding.
 
-    `weight` *is* the embedding's Parameter, the same object, so that a gradient reaches it from both ends. Whoever
-    captures curvature finds the pair by that identity (`decoder.weight is embedding.embedding_table`): it is a dense
-    layer of H inputs and V outputs whose bias is its own.
+    `weight` is the same Parameter object as the embedding's table, so its gradient is the sum of both uses. Curvature
+    capture finds the pair by this identity (`decoder.weight is embedding.embedding_table`). The decoder is a dense
+    layer of H inputs and V outputs with a bias of its own.
     """
 
-    thor_kind = "dense"  # by which THOR knows what `construct` computes
+    thor_kind = "dense"  # tells THOR that `construct` computes a dense layer
 
     def __init__(self, embedding: nn.Embedding) -> None:
         super().__init__()
         self.weight = embedding.embedding_table
         self.bias = Parameter(initializer("zeros", (self.weight.shape[0],), ms.float32), name="bias")
-        self._product, self._add = ops.MatMul(transpose_b=True), ops.BiasAdd()  # no transposition, no broadcasting
+        self._product, self._add = ops.MatMul(transpose_b=True), ops.BiasAdd()  # avoids a transposition and a broadcast
 
     def construct(self, x: Tensor) -> Tensor:
         """Vectors [..., H] to scores [..., V]."""
@@ -254,7 +255,7 @@ class TiedDecoder(nn.Cell):
 
 
 class BertPredictionHead(nn.Cell):
-    """The masked-language-model head: dense, gelu, normalisation, then the tied decoder."""
+    """The masked-language-model head: dense, gelu, normalisation, tied decoder."""
 
     def __init__(self, config: BertConfig, embedding: nn.Embedding) -> None:
         super().__init__()
@@ -269,16 +270,16 @@ class BertPredictionHead(nn.Cell):
 
 
 class BertForMaskedLM(nn.Cell):
-    """Token numbers to scores of words: at P given positions of each example, or at all of them.
+    """Token numbers to scores of words, at P given positions of each example or at all positions.
 
-    Only the given positions go through the head, whose decoder is by far the widest layer.
+    Only the given positions go through the head, because its decoder is by far the widest layer.
     """
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
         self.bert = BertModel(config, pooler=False)
         self.predictions = BertPredictionHead(config, self.bert.embeddings.word_embeddings)
-        # Holding the table twice has given it the decoder's name. It gets the embedding's back.
+        # The table was renamed when the decoder took it as its weight. This restores the embedding's name.
         self.bert.update_parameters_name("bert.")
 
     def construct(
@@ -288,7 +289,7 @@ class BertForMaskedLM(nn.Cell):
         attention_mask: Tensor | None = None,
         token_type_ids: Tensor | None = None,
     ) -> Tensor:
-        """[B, T] and positions [B, P] to scores [B P, V]; without positions [B T, V]."""
+        """Token numbers [B, T] and positions [B, P] to scores [B P, V]; without positions, to scores [B T, V]."""
         x = self.bert(input_ids, attention_mask, token_type_ids)
         batch, tokens, hidden = x.shape
         x = x.reshape(batch * tokens, hidden)
@@ -299,27 +300,27 @@ class BertForMaskedLM(nn.Cell):
 
 
 def bert_tiny(**sizes: Any) -> BertForMaskedLM:
-    """2 layers of width 128 (Turc et al., 2019); any field of BertConfig can be given instead."""
+    """2 layers of width 128 (Turc et al., 2019); `sizes` overrides fields of its BertConfig."""
     return BertForMaskedLM(BertConfig(**{"hidden_size": 128, "layers": 2, "heads": 2, **sizes}))
 
 
 def bert_base(**sizes: Any) -> BertForMaskedLM:
-    """12 layers of width 768; any field of BertConfig can be given instead."""
+    """12 layers of width 768; `sizes` overrides fields of its BertConfig."""
     return BertForMaskedLM(BertConfig(**sizes))
 
 
 def bert_large(**sizes: Any) -> BertForMaskedLM:
-    """24 layers of width 1024; any field of BertConfig can be given instead."""
+    """24 layers of width 1024; `sizes` overrides fields of its BertConfig."""
     return BertForMaskedLM(BertConfig(**{"hidden_size": 1024, "layers": 24, "heads": 16, **sizes}))
 
 
 def _dense(inputs: int, outputs: int) -> nn.Dense:
-    """A dense layer with BERT's initial weights, and zero bias."""
+    """A dense layer with BERT's initial weights and zero bias."""
     return nn.Dense(inputs, outputs, weight_init=_INIT, bias_init="zeros")
 
 
 def _embedding(count: int, config: BertConfig) -> nn.Embedding:
-    """A table of `count` vectors, started like a dense layer."""
+    """An embedding of `count` vectors, initialised like a dense layer."""
     return nn.Embedding(count, config.hidden_size, embedding_table=_INIT)
 
 

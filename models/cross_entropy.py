@@ -1,18 +1,19 @@
-"""Cross-entropy of scores and classes by two fused operators; nn.CrossEntropyLoss is a dozen broadcasting ones."""
+"""Cross-entropy by two fused operators, instead of the many broadcasting ones of nn.CrossEntropyLoss."""
 
 from __future__ import annotations
 
 import mindspore as ms
 from mindspore import Tensor, nn, ops
 
-IGNORED = -100  # the label of what does not count, as in nn.CrossEntropyLoss
+IGNORED = -100  # the label of rows that do not count, as in nn.CrossEntropyLoss
 
 
 class CrossEntropy(nn.Cell):
-    """mean over labels that count of -log softmax(scores)[label], for scores [N, C] and labels [N], int32.
+    """Mean of -log softmax(scores)[label] over the labels that count, for scores [N, C] and labels [N], int32.
 
-    ``nn.CrossEntropyLoss()`` to a rounding. On a CPU that one subtracts columns from the matrix of scores, and each of
-    these operators holds two 8-byte indices of every score while its graph lives (MindSpore 2.10; docs/speed.md).
+    The result equals ``nn.CrossEntropyLoss()`` up to rounding. On a CPU, the operators of ``nn.CrossEntropyLoss``
+    broadcast a column against the scores, and each of them keeps two 8-byte indices per score as long as its graph
+    exists (docs/speed.md).
     """
 
     def __init__(self) -> None:
@@ -22,5 +23,5 @@ class CrossEntropy(nn.Cell):
 
     def construct(self, scores: Tensor, labels: Tensor) -> Tensor:
         """The loss, float32."""
-        weights = self.ones((scores.shape[-1],), ms.float32)  # of the classes
+        weights = self.ones((scores.shape[-1],), ms.float32)  # one per class
         return self.likelihood(self.log_softmax(self.cast(scores, ms.float32)), labels, weights)[0]

@@ -8,8 +8,8 @@ from mindspore import Tensor, nn
 class LeNet5(nn.Cell):
     """Images [B, C, 28, 28] or [B, C, 32, 32] to logits [B, classes].
 
-    conv 5x5 6 - pool 2 - conv 5x5 16 - pool 2 - dense 120 - dense 84 - dense classes. An image of
-    28 x 28 is padded by two in the first convolution, so that both sizes meet the same dense layers.
+    conv 5x5 6 - pool 2 - conv 5x5 16 - pool 2 - dense 120 - dense 84 - dense classes. The first convolution pads an
+    image of 28 x 28 by two on each side, so that the dense layers are the same for both sizes.
     """
 
     def __init__(self, num_classes: int = 10, in_channels: int = 1, image_size: int = 28) -> None:

@@ -1,7 +1,7 @@
 """ResNet-18, 34, 50, 101 and 152 for ImageNet (He et al., 2016), v1.5, with the usual parameter names.
 
-v1.5 is the form that everybody trains: a bottleneck halves the image in its 3 x 3 convolution, and not, as in the
-paper, in the 1 x 1 before it. That is worth about half a percent of accuracy, and changes no weight's shape.
+v1.5 is the form in common use: the stride of a bottleneck is in its 3 x 3 convolution, while the paper has it in the
+1 x 1 convolution before. v1.5 is more accurate, and all weights have the same shapes.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from mindspore import Tensor, nn
 from mindspore.common.initializer import HeNormal, HeUniform, Initializer, initializer
 
-# How convolutions start. He-normal over the outputs is what the common Momentum recipes use, and THOR's released code,
-# though its configuration says HeUniform. Both keep the scale of the signal through ReLU: forwards (fan_in),
-# backwards (fan_out).
+# Initializers of convolutions. The common Momentum recipes and THOR's released code use he_normal with fan_out,
+# although THOR's configuration says HeUniform. With ReLU, fan_in keeps the scale of activations and fan_out the scale
+# of gradients.
 _INITIALIZERS: dict[str, Initializer] = {
     "he_normal": HeNormal(mode="fan_out", nonlinearity="relu"),
     "he_uniform": HeUniform(mode="fan_in", nonlinearity="relu"),
@@ -54,12 +54,15 @@ class BasicBlock(nn.Cell):
 
     @property
     def last_norm(self) -> nn.BatchNorm2d:
-        """The normalisation just before the sum."""
+        """The normalisation before the sum with the shortcut."""
         return self.bn2
 
 
 class Bottleneck(nn.Cell):
-    """1 x 1 down, 3 x 3 with the stride, 1 x 1 up by four, and a shortcut; the block of the deeper networks."""
+    """Convolutions of 1 x 1, 3 x 3 with the stride, and 1 x 1 to four times the channels, and a shortcut.
+
+    The block of ResNet-50, 101 and 152.
+    """
 
     expansion = 4
 
@@ -83,21 +86,21 @@ class Bottleneck(nn.Cell):
 
     @property
     def last_norm(self) -> nn.BatchNorm2d:
-        """The normalisation just before the sum."""
+        """The normalisation before the sum with the shortcut."""
         return self.bn3
 
 
 class ResNet(nn.Cell):
-    """Images [B, C, H, W] to logits [B, classes]; 224 x 224 is usual, anything from 32 x 32 up works.
+    """Images [B, C, H, W] to logits [B, classes]; H and W are usually 224, and at least 32.
 
     Args:
         block: BasicBlock or Bottleneck.
         blocks: Blocks in each of the four stages.
-        num_classes: Outputs; the released THOR configuration has 1001.
-        in_channels: 3 for colour.
-        init: How convolutions start: `he_normal` or `he_uniform`.
-        zero_init_last: Each block starts as its shortcut, the scale of its last normalisation being zero
-            (Goyal et al., 2017), as in THOR's released code.
+        num_classes: Number of outputs; the released THOR configuration has 1001.
+        in_channels: Number of image channels, 3 for colour.
+        init: Initializer of the convolutions, `he_normal` or `he_uniform`.
+        zero_init_last: Start with the scale of each block's last normalisation at zero, so that the block equals its
+            shortcut (Goyal et al., 2017), as in THOR's released code.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """ResNet-8, 20, 32, 44 and 56 for images of 32 x 32 (He et al., 2016, section 4.2).
 
-One difference to the paper: where the width doubles, the shortcut is a 1 x 1 convolution with normalisation
-(their option B) and not zero padding (option A). That adds 2,752 weights to ResNet-20's 269,722.
+One difference from the paper: where the width doubles, the shortcut is a 1 x 1 convolution with normalisation (the
+paper's option B) instead of zero padding (option A). This adds 2,752 weights to the 269,722 of ResNet-20.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class BasicBlock(nn.Cell):
 
 
 class ResNetCifar(nn.Cell):
-    """Images [B, C, 32, 32] to logits [B, classes]; 6 n + 2 layers for n blocks a stage.
+    """Images [B, C, 32, 32] to logits [B, classes]; 6 n + 2 layers for n blocks per stage.
 
-    ``width`` is that of the first stage; the paper's is 16. ``norm_momentum`` is how much of their averages the
-    normalisations keep at a step: 0.9 averages over some ten batches, which is long where training has but a hundred.
+    ``width`` is the width of the first stage; the paper has 16. ``norm_momentum`` is the decay of the normalisations'
+    running averages: 0.9 averages over about ten batches, which can be too slow for a training of a hundred.
     """
 
     def __init__(
@@ -68,35 +68,35 @@ class ResNetCifar(nn.Cell):
 def resnet8(
     num_classes: int = 10, in_channels: int = 3, width: int = 16, norm_momentum: float = 0.9
 ) -> ResNetCifar:  # fmt: skip
-    """ResNet-8: one block a stage. Not in the paper; what a processor without accelerator trains in minutes."""
+    """ResNet-8: one block per stage. It is not in the paper, and small enough to train on a CPU."""
     return ResNetCifar(1, num_classes, in_channels, width, norm_momentum)
 
 
 def resnet20(
     num_classes: int = 10, in_channels: int = 3, width: int = 16, norm_momentum: float = 0.9
 ) -> ResNetCifar:  # fmt: skip
-    """ResNet-20: three blocks a stage."""
+    """ResNet-20: three blocks per stage."""
     return ResNetCifar(3, num_classes, in_channels, width, norm_momentum)
 
 
 def resnet32(
     num_classes: int = 10, in_channels: int = 3, width: int = 16, norm_momentum: float = 0.9
 ) -> ResNetCifar:  # fmt: skip
-    """ResNet-32: five blocks a stage."""
+    """ResNet-32: five blocks per stage."""
     return ResNetCifar(5, num_classes, in_channels, width, norm_momentum)
 
 
 def resnet44(
     num_classes: int = 10, in_channels: int = 3, width: int = 16, norm_momentum: float = 0.9
 ) -> ResNetCifar:  # fmt: skip
-    """ResNet-44: seven blocks a stage."""
+    """ResNet-44: seven blocks per stage."""
     return ResNetCifar(7, num_classes, in_channels, width, norm_momentum)
 
 
 def resnet56(
     num_classes: int = 10, in_channels: int = 3, width: int = 16, norm_momentum: float = 0.9
 ) -> ResNetCifar:  # fmt: skip
-    """ResNet-56: nine blocks a stage."""
+    """ResNet-56: nine blocks per stage."""
     return ResNetCifar(9, num_classes, in_channels, width, norm_momentum)
 
 

@@ -1,1 +1,1 @@
-"""Adafactor, number for number as PyTorch's."""
+"""Adafactor with the numerics and the interface of PyTorch's."""

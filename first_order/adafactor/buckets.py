@@ -1,4 +1,4 @@
-"""Which tensors Adafactor moves together."""
+"""Buckets of Adafactor: equal tensors that are stacked and updated together."""
 
 from __future__ import annotations
 
@@ -19,20 +19,22 @@ from first_order.adafactor.factored_moments import (  # fmt: skip
 )
 from first_order.tensors import working_type
 
-#: With foreach=None, tensors of up to so many entries are stacked: an operator's fixed cost outweighs the copies.
+#: With foreach=None, tensors up to this size are stacked: for them the fixed cost of operators outweighs the copies.
 STACK_LIMIT = 16384
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """Parameters of one group, shape and type.
+    """Parameters of the same group, shape and type.
 
     Attributes:
-        group: its number.
+        group: number of the group.
         members: indices into the optimizer's parameters.
-        count: how many are stacked; 0 for one alone, without a leading axis.
-        start: of its members among the group's steps.
-        name: of its state.
+        shape: shape of each member.
+        dtype: type of each member.
+        count: number of stacked members; 0 for a single one, which has no leading axis.
+        start: position of the first member in the group's step counters.
+        name: suffix of the names of its state Parameters.
     """
 
     group: int
@@ -44,17 +46,17 @@ class Bucket:
     name: str
 
     def stacked(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """A member's shape, with the leading axis if there is one."""
+        """``shape`` of one member, with the bucket's leading axis if there is one."""
         return (self.count, *shape) if self.count else tuple(shape)
 
     @property
     def scalars(self) -> tuple[int, ...]:
-        """Shape of one number a member, so that it broadcasts."""
+        """Shape of one number per member that broadcasts against the stacked tensors."""
         return (self.count,) + (1,) * len(self.shape) if self.count else ()
 
 
 def make_buckets(group: int, members: list[int], parameters: Sequence[Parameter], foreach: bool | None) -> list[Bucket]:
-    """The buckets of a group, in the order in which their first members come."""
+    """The buckets of a group, ordered by their first members."""
     alike: dict[Any, list[int]] = {}
     for index in members:
         parameter = parameters[index]
@@ -72,12 +74,12 @@ def make_buckets(group: int, members: list[int], parameters: Sequence[Parameter]
 
 
 class BucketStep(nn.Cell):
-    """Moves the Parameters of one bucket, and owns their factors.
+    """Updates the Parameters of one bucket, and owns their factored second moments.
 
     Args:
-        bucket: which.
-        parameters: the optimizer's.
-        products: whether to average by products with constants, as suits a CPU, or by reductions.
+        bucket: the bucket.
+        parameters: all parameters of the optimizer.
+        products: whether averages are computed by products with constants (for a CPU) or by reductions.
     """
 
     def __init__(self, bucket, parameters, products):
@@ -99,13 +101,13 @@ class BucketStep(nn.Cell):
         self.map = ops.composite.Map()
 
     def read(self, group: Any) -> None:
-        """Take over a group's options."""
+        """Read the options of the bucket's group."""
         self.eps1 = Tensor(machine_epsilon(group["eps"][0], self.dtype), self.working)
         self.eps2, self.d = Tensor(group["eps"][1], self.working), Tensor(group["d"], self.working)
         self.maximize = group["maximize"]
 
     def construct(self, gradients, weights, rhos, keep):
-        """One step; numbers by member are cut out of those of the group."""
+        """One step; ``weights`` and ``rhos`` have one number per parameter of the group, ``keep`` is one number."""
         x, g = self.weights[0], gradients[self.members[0]]
         if self.stacked:
             x, g = ops.stack(self.weights), ops.stack(self.map(F.partial(_at, gradients), self.members))
@@ -122,6 +124,7 @@ class BucketStep(nn.Cell):
         return _write(self.weights[0], x)
 
     def _own(self, numbers):
+        """The numbers of the bucket's members, from those of all parameters of the group."""
         return numbers[self.start : self.end].reshape(self.scalars).astype(self.working)
 
 

@@ -1,4 +1,4 @@
-"""The mathematics of Adafactor on one tensor, or on equal shapes stacked along a leading axis."""
+"""The mathematics of Adafactor for one tensor, or for tensors of equal shape stacked along a leading axis."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
 
-#: Last two dimensions of up to so many entries are averaged by one product with a constant matrix.
+#: Matrices of up to this many entries are averaged over their rows by one product with a constant matrix.
 SMALL_MATRIX = 256
 
 
 def state_shapes(shape):
-    """Shapes of a tensor's state by name: a row and a column factor over the last two axes, or all variances."""
+    """Shapes of a tensor's state by name: row and column factor of the last two axes, or the unfactored variance."""
     if len(shape) > 1:
         return {"row": (*shape[:-1], 1), "col": (*shape[:-2], 1, shape[-1])}
     return {"variance": tuple(shape)}
 
 
 def machine_epsilon(eps1, dtype):
-    """eps1, or where it is None the type's own, finfo(dtype).eps."""
+    """``eps1``; if it is None, the machine epsilon of the type, finfo(dtype).eps."""
     if eps1 is not None:
         return eps1
     if dtype == ms.float16:
@@ -29,14 +29,14 @@ def machine_epsilon(eps1, dtype):
 
 
 def lerp(old, new, weight):
-    """Old + weight (new - old), exactly ``new`` at weight 1 where old is 0."""
+    """``old + weight (new - old)``; exactly ``new`` at weight 1 where ``old`` is 0, as in the first step."""
     return old + weight * (new - old)
 
 
 def at_least(floor, value):
-    """max(value, floor), and what is no number stays none, as with PyTorch's ``clamp``.
+    """max(value, floor), where a NaN stays NaN, as in PyTorch's ``clamp``.
 
-    The order counts: MindSpore's CPU kernel answers with its second operand where they do not compare.
+    The order of the operands matters: MindSpore's CPU kernel returns its second operand if one of them is NaN.
     """
     return ops.maximum(floor, value)
 
@@ -44,16 +44,17 @@ def at_least(floor, value):
 def factored_root(row, col, row_mean, eps1):
     r"""max(sqrt(V), eps1) for V = row col / max(row_mean, eps1), [..., R, C], never forming V.
 
-    The root is taken of the two thin factors: :math:`\sqrt{V} = \sqrt{row / \overline{row}} \sqrt{col}`, and
+    The root is taken of the two factors: :math:`\sqrt{V} = \sqrt{row / \overline{row}} \sqrt{col}`, and
     :math:`1 / \sqrt{\max(V, \epsilon_1^2)} = 1 / \max(\sqrt{V}, \epsilon_1)`.
     """
     return at_least(eps1, ops.sqrt(row / at_least(eps1, row_mean)) * ops.sqrt(col))
 
 
 def adafactor_step(means, x, g, state, weight, rho, keep, eps1, eps2, d):
-    """(x, state) after a step; state is (row, col) or (variance,), everything of the working type.
+    """(x, state) after a step; state is (row, col) or (variance,). All tensors have the working type.
 
-    Scalars are 0-d, or one a tensor where several are stacked; ``means`` averages accordingly.
+    Scalars are 0-d, or have one number per tensor if several are stacked. ``means`` computes the averages: it is a
+    :class:`Reductions`, a :class:`StackedReductions` or a :class:`Products`.
     """
     square = g * g
     if len(state) == 2:
@@ -66,51 +67,52 @@ def adafactor_step(means, x, g, state, weight, rho, keep, eps1, eps2, d):
         root = at_least(eps1, ops.sqrt(variance))
         state = (variance,)
     u = g / root
-    # PyTorch has Python's max here, which answers with its first argument where the second is no number
+    # PyTorch uses Python's max here, which returns eps2 and 1 if the root mean square is NaN. The order of the operands
+    # below does the same.
     alpha = ops.maximum(means.root_mean_square(x), eps2) * rho
     clipping = ops.maximum(means.root_mean_square(u) / d, Tensor(1, u.dtype))
     return x * keep - alpha / clipping * u, state
 
 
 class Reductions(nn.Cell):
-    """Averages of one tensor, by MindSpore's reductions."""
+    """Averages of one tensor, computed by MindSpore's reductions."""
 
     def of_rows(self, x):
-        """Mean over the last axis, keeping it."""
+        """Mean over the last axis, which is kept: [..., R, 1]."""
         return ops.mean(x, -1, True)
 
     def of_columns(self, x):
-        """Mean over the last axis but one, keeping it."""
+        """Mean over the last axis but one, which is kept: [..., 1, C]."""
         return ops.mean(x, -2, True)
 
     def of_row_factor(self, row):
-        """Mean of [..., R, 1] over R, keeping it."""
+        """Mean of [..., R, 1] over R: [..., 1, 1]."""
         return ops.mean(row, -2, True)
 
     def root_mean_square(self, x):
-        """One number."""
+        """Root mean square of all entries, 0-d."""
         return ops.sqrt((x * x).mean())
 
 
 class StackedReductions(Reductions):
-    """The same for tensors stacked along a leading axis: one root mean square each, shaped to broadcast."""
+    """The same averages for tensors stacked along a leading axis."""
 
     def root_mean_square(self, x):
-        """One number a tensor."""
+        """Root mean square of each tensor, [count, 1, ..., 1]."""
         flat = ops.mean((x * x).reshape(x.shape[0], -1), 1)
         return ops.sqrt(flat).reshape((x.shape[0],) + (1,) * (x.ndim - 1))
 
 
 class Products(nn.Cell):
-    """The same averages as products with constant matrices, for tensors of one shape, stacked or not.
+    """The same averages as products with constant matrices, for one tensor or several stacked ones.
 
-    On a CPU MindSpore's reductions over one axis are ten times slower than such a product, and those over a long last
-    axis lose four digits of float32. On a GPU or an Ascend, whose products may have fewer bits, they are right.
+    On a CPU, MindSpore's reductions over one axis are much slower than such products, and inaccurate in float32 over a
+    long last axis. On a GPU or an Ascend, use the reductions: products may have a lower precision there.
 
     Args:
-        shape: of one tensor.
-        count: how many are stacked; 0 for one tensor without a leading axis.
-        dtype: of the arithmetic.
+        shape: shape of one tensor.
+        count: number of stacked tensors; 0 for one tensor without a leading axis.
+        dtype: type of the arithmetic.
     """
 
     def __init__(self, shape, count, dtype):
@@ -133,11 +135,11 @@ class Products(nn.Cell):
                 self.down = Tensor(np.full((self.matrices, 1, self.rows), 1 / self.rows, kind))
 
     def of_rows(self, x):
-        """Mean over the last axis, keeping it."""
+        """Mean over the last axis, which is kept: [..., R, 1]."""
         return ops.matmul(x.reshape(-1, self.columns), self.over_columns).reshape(self.outer + (self.rows, 1))
 
     def of_columns(self, x):
-        """Mean over the last axis but one, keeping it."""
+        """Mean over the last axis but one, which is kept: [..., 1, C]."""
         if self.small:
             mean = ops.matmul(x.reshape(-1, self.rows * self.columns), self.down)
         else:
@@ -145,10 +147,10 @@ class Products(nn.Cell):
         return mean.reshape(self.outer + (1, self.columns))
 
     def of_row_factor(self, row):
-        """Mean of [..., R, 1] over R, keeping it."""
+        """Mean of [..., R, 1] over R: [..., 1, 1]."""
         return ops.matmul(row.reshape(-1, self.rows), self.over_rows).reshape(self.outer + (1, 1))
 
     def root_mean_square(self, x):
-        """One number a tensor, shaped to broadcast."""
+        """Root mean square of each tensor, [count, 1, ..., 1]; 0-d for one tensor without a leading axis."""
         total = ops.bmm(x.reshape(self.stack, 1, self.size), x.reshape(self.stack, self.size, 1))
         return ops.sqrt(total.reshape(self.scalars) / self.size_as_tensor)

@@ -1,4 +1,4 @@
-"""Hooks around an optimizer's step and state dictionary, as PyTorch's optimizers have them."""
+"""Hooks on an optimizer's step and state dictionary, with the interface of PyTorch's optimizers."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 
 class RemovableHandle:
-    """What registering a hook answers with."""
+    """The handle of a registered hook; it removes the hook, also as a context manager."""
 
     def __init__(self, hooks: dict[int, Callable[..., Any]], key: int) -> None:
         self._hooks, self._key = hooks, key
 
     def remove(self) -> None:
-        """Take the hook away; a second call does nothing."""
+        """Remove the hook; a second call does nothing."""
         self._hooks.pop(self._key, None)
 
     def __enter__(self) -> RemovableHandle:
@@ -25,14 +25,14 @@ class RemovableHandle:
 
 
 class Hooks:
-    """Functions to be called at one place, in order."""
+    """The hooks of one event, in the order in which they are called."""
 
     def __init__(self) -> None:
         self._hooks: dict[int, Callable[..., Any]] = {}
         self._keys = count()
 
     def register(self, hook: Callable[..., Any], prepend: bool = False) -> RemovableHandle:
-        """Add a hook at the end, or at the front."""
+        """Add a hook at the end, or at the front if ``prepend``."""
         if not callable(hook):
             raise TypeError(f"hook must be a function, but got {hook!r} of type {type(hook).__name__}")
         key = next(self._keys)
@@ -49,9 +49,9 @@ class Hooks:
 
 
 class HookedOptimizer:
-    """The six places of PyTorch's ``Optimizer``, as a mixin; hooks get the same arguments as there.
+    """Mixin with the six kinds of hooks of PyTorch's ``Optimizer``; hooks get the same arguments as there.
 
-    Step hooks run around calls on the host, not inside a graph of the user's own.
+    Step hooks run around calls on the host, not around steps inside a graph.
     """
 
     _step_pre_hooks: Hooks
@@ -78,7 +78,7 @@ class HookedOptimizer:
         return self._save_pre_hooks.register(hook, prepend)
 
     def register_state_dict_post_hook(self, hook: Callable[..., Any], prepend: bool = False) -> RemovableHandle:
-        """hook(optimizer, state_dict) after; it may return another dictionary."""
+        """hook(optimizer, state_dict) after the state was written; it may return another dictionary."""
         return self._save_post_hooks.register(hook, prepend)
 
     def register_load_state_dict_pre_hook(self, hook: Callable[..., Any], prepend: bool = False) -> RemovableHandle:
@@ -90,7 +90,7 @@ class HookedOptimizer:
         return self._load_post_hooks.register(hook, prepend)
 
     def _stepped(self, step: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a step between its hooks."""
+        """Run the pre-hooks, the step and the post-hooks; return the step's result."""
         for hook in self._step_pre_hooks:
             changed = hook(self, args, kwargs)
             if changed is not None:

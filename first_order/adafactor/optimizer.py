@@ -22,18 +22,18 @@ from first_order.adafactor.param_groups import ParamGroup, read_options, split_g
 from first_order.base import FirstOrder
 from first_order.tensors import on_host, scalar, working_type
 
-#: Buckets in one loop of the compiled step.
+#: Number of buckets in one loop of the compiled step; a loop over hundreds is too deep for the compiler.
 CHUNK = 50
 
 
 def adafactor_init(param: Any) -> dict[str, Tensor]:
-    """The state of a tensor before the first step: zeros.
+    """The initial state of a tensor: zeros.
 
     Args:
         param: Tensor or NumPy array, float16, float32 or float64.
 
     Returns:
-        ``row`` [..., R, 1] and ``col`` [..., 1, C] for two dimensions or more, else ``variance`` in the shape of
+        ``row`` [..., R, 1] and ``col`` [..., 1, C] for two or more dimensions, otherwise ``variance`` in the shape of
         ``param``.
 
     Example:
@@ -51,9 +51,9 @@ def adafactor_update(
 ):
     r"""One Adafactor step as a function.
 
-    As Adam it divides by the root of a running mean of squares, but of a matrix it keeps only the means of rows and of
-    columns, so its state is all but free; steps scale with the weights, and a step too large by its own measure is
-    clipped.
+    Like Adam, Adafactor divides by the root of a running average of squared gradients. Of a matrix it keeps only the
+    averages of its rows and of its columns, so the state is small. The step scales with the root mean square of the
+    weights, and is clipped where its own root mean square is too large.
 
     .. math::
         w_t &= t^{\tau}, \quad \rho_t = \min(\eta, 1 / \sqrt{t}), \quad
@@ -64,22 +64,22 @@ def adafactor_update(
         x \leftarrow x - \alpha_t\, u / \max(1, \mathrm{RMS}(u) / d)
 
     Args:
-        param: x. Of more than two dimensions the last two are factored, batched
-            over the others; none or one is not factored, V is then the running mean itself.
-        state: a dictionary as from :func:`adafactor_init`.
-        grad: g, of x's shape and type.
-        step: t from 1, number or Tensor of one; in a graph, which cannot raise, 0 counts as 1.
-        lr: :math:`\eta`, the largest relative step; number or Tensor of one.
-        beta2_decay: :math:`\tau \le 0`: the running mean takes the share :math:`t^\tau` of each new square, so that it
-            starts without a bias and gets longer with time.
-        eps: :math:`\epsilon_1` guards divisions, None for the type's machine epsilon; :math:`\epsilon_2` is the
-            least scale of the weights, without which zeros would never move.
-        d: the root mean square of u that is not clipped, from 1.
-        weight_decay: :math:`\lambda`, decoupled, times lr.
-        maximize: ascend.
+        param: x. The last two axes are factored, batched over any others. With no axis or one, nothing is factored and
+            V is the running average itself.
+        state: a dictionary as returned by :func:`adafactor_init`.
+        grad: g, in x's shape and type.
+        step: t, counted from 1, a number or a Tensor of one element; in a graph, which cannot raise, 0 counts as 1.
+        lr: :math:`\eta`, the largest relative step; a number or a Tensor of one element.
+        beta2_decay: :math:`\tau \le 0`. :math:`t^\tau` is the weight of the new square in the running average, which
+            therefore has no bias and averages over more steps as t grows.
+        eps: :math:`(\epsilon_1, \epsilon_2)`. :math:`\epsilon_1` bounds the divisors from below, None for the type's
+            machine epsilon. :math:`\epsilon_2` bounds the scale of the weights from below, so that zeros can move.
+        d: the root mean square of u above which the step is clipped, at least 1.
+        weight_decay: :math:`\lambda`, decoupled and multiplied by lr.
+        maximize: ascend instead of descend.
 
     Returns:
-        (param, state), new.
+        (param, state) after the step.
 
     Example:
         >>> import numpy as np
@@ -117,7 +117,7 @@ _REDUCTIONS = Reductions()
 
 
 def _checked(param: Any, state: Any, grad: Any) -> tuple[Tensor, dict[str, Tensor], Tensor]:
-    """Tensors of one type, with the state that this shape has."""
+    """(param, state, grad) as Tensors; raise unless shapes and types fit."""
     param, grad = (checks.as_tensor(n, t, checks.FLOATS) for n, t in (("param", param), ("grad", grad)))
     checks.same_kind(param=param, grad=grad)
     shapes = state_shapes(param.shape)
@@ -143,25 +143,27 @@ def _check_hypers(step: Any, lr: Any, beta2_decay: Any, eps: Any, d: Any, weight
 
 
 class Adafactor(HookedOptimizer, FirstOrder):
-    r"""Adafactor, number for number PyTorch's, with its whole interface.
+    r"""Adafactor with the numerics and the interface of ``torch.optim.Adafactor``.
 
-    For models whose optimizer state would not fit: of a matrix of R x C weights it keeps R + C numbers. Steps are
-    relative to the weights' size, so one learning rate serves all layers. :func:`adafactor_update` has the formulas.
+    Adafactor saves memory: its state of an R x C matrix has R + C numbers. Steps are relative to the size of the
+    weights, so that one learning rate serves all layers. :func:`adafactor_update` has the formulas.
 
     Args:
         params: Parameters, (name, Parameter) pairs, or groups: dictionaries with ``params`` and any of ``lr``,
             ``grad_centralization`` and the options below.
         lr: the largest relative step, :math:`\rho_t = \min(lr, 1 / \sqrt{t})`: number, list, Tensor, MindSpore
             schedule, or a function without arguments (:meth:`prepare`).
-        beta2_decay: exponent of the running mean's weight :math:`t^\tau`, at most 0; nearer to 0 forgets faster.
-        eps: (eps1, eps2): guard of the divisions, None for the type's machine epsilon, and the least scale of weights.
-        d: the root mean square of a step that is not clipped, from 1.
-        weight_decay: decoupled, times lr, on every weight.
-        foreach: tensors of equal shape, type and group go through each operation together. True for all, False for
-            none, None for those of up to 16384 entries: it saves the operators' fixed costs and takes memory for
-            stacked copies of these weights, gradients and steps. The state is stacked alike, so a MindSpore checkpoint
-            fits optimizers of the same ``foreach``; ``state_dict`` fits all.
-        maximize: ascend.
+        beta2_decay: exponent :math:`\tau` of the weight :math:`t^\tau` of a new square in the running average, at
+            most 0; values closer to 0 forget faster.
+        eps: (eps1, eps2), the lower bounds of the divisors and of the weights' scale. eps1 may be None for the type's
+            machine epsilon.
+        d: the root mean square above which a step is clipped, at least 1.
+        weight_decay: decoupled, multiplied by lr, for every weight.
+        foreach: whether tensors of the same group, shape and type are stacked and updated together: True for all,
+            False for none, None for those of up to 16384 entries. Stacking saves the fixed costs of operators and takes
+            memory for copies of these weights, gradients and steps. The state is stacked in the same way, so a
+            MindSpore checkpoint fits only optimizers with the same ``foreach``; ``state_dict`` fits all.
+        maximize: ascend instead of descend.
         loss_scale: gradients are divided by it.
 
     Inputs:
@@ -183,13 +185,15 @@ class Adafactor(HookedOptimizer, FirstOrder):
         Shazeer & Stern, https://arxiv.org/abs/1804.04235 (2018).
 
     .. note::
-        What has no meaning in MindSpore, and what to use: ``zero_grad`` (gradients are values there, nothing is kept);
-        ``p.grad is None`` (leave the parameter out, or set ``requires_grad`` and take gradients of the others);
-        ``step(closure)`` with backward inside (the closure returns (loss, gradients), as ``ms.value_and_grad`` does);
-        ``share_memory``, ``capturable`` and ``fused`` (there is one path). In a group of several float types, PyTorch
-        takes the first one's machine epsilon for all; here each has its own. float16 is computed in float32 and rounded
-        once. Differences to ``nn.AdaFactor``: that one adds eps1 to squares, has a first moment, and clips and scales
-        by other rules; it cannot give PyTorch's numbers.
+        Some parts of PyTorch's interface have no meaning in MindSpore. ``zero_grad``: gradients are values and are not
+        accumulated. ``p.grad is None``: leave the parameter out, or set ``requires_grad`` and take the gradients of the
+        others. ``step(closure)`` with backward inside: the closure returns (loss, gradients), as
+        ``ms.value_and_grad``'s functions do. ``share_memory``, ``capturable`` and ``fused``: there is one
+        implementation.
+
+        In a group of several float types, PyTorch uses the machine epsilon of the first type for all; here each type
+        has its own. float16 is computed in float32 and rounded once. ``nn.AdaFactor`` is another algorithm: it adds
+        eps1 to the squares, has a first moment, and clips and scales by other rules.
     """
 
     def __init__(
@@ -201,7 +205,7 @@ class Adafactor(HookedOptimizer, FirstOrder):
             beta2_decay=beta2_decay, eps=eps, d=d, weight_decay=weight_decay, foreach=foreach, maximize=maximize
         )
         splits = split_groups(params)
-        if len(splits) > 1:  # one group alone has the optimizer's, which THOR writes
+        if len(splits) > 1:  # a single group uses the optimizer's learning_rate, which THOR writes
             splits = [with_rate(split, lr) for split in splits]
         super().__init__([split.base for split in splits], lr, 0.0, loss_scale)
         object.__setattr__(self, "_defaults", defaults)
@@ -219,7 +223,7 @@ class Adafactor(HookedOptimizer, FirstOrder):
     # -- groups --------------------------------------------------------------------------------------------------
 
     def _add(self, split: Any) -> None:
-        """A group's options, buckets and state."""
+        """Create the options, buckets and state of a group."""
         at = {id(p): i for i, p in enumerate(self.parameters)}
         members = [at[id(p)] for p in split.members]
         rate = self.learning_rate[members[0]] if self.is_group_lr else self.learning_rate
@@ -237,7 +241,7 @@ class Adafactor(HookedOptimizer, FirstOrder):
         self._moves.extend(BucketStep(bucket, self.parameters, products) for bucket in made)
 
     def _bind(self) -> None:
-        """Hand groups, buckets and state to the graph."""
+        """Make groups, buckets and state attributes that the graph reads."""
         self.steps, self.moves = ParameterTuple(self._steps), nn.CellList(self._moves, auto_prefix=False)
         self.chunks = tuple(range(0, len(self._moves), CHUNK))
         self.group_of = tuple(bucket.group for bucket in self.buckets)
@@ -247,7 +251,10 @@ class Adafactor(HookedOptimizer, FirstOrder):
         self._changed()
 
     def _changed(self) -> None:
-        """Read the groups' options, which are constants of the compiled step, its own and THOR's around it."""
+        """Read the groups' options, which are constants of the compiled step.
+
+        ``changes`` counts the calls, so that THOR notices that its own compiled step is out of date.
+        """
         object.__setattr__(self, "changes", getattr(self, "changes", 0) + 1)
         self.decays = tuple(Tensor(group["beta2_decay"], self.precision) for group in self.param_groups)
         self.shrinks = tuple(Tensor(group["weight_decay"], self.precision) for group in self.param_groups)
@@ -256,9 +263,9 @@ class Adafactor(HookedOptimizer, FirstOrder):
         object.__setattr__(self, "_compiled_for", None)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Optimize more Parameters from now on, with options of their own; their first step is step 1.
+        """Add a group of Parameters with its own options; its first step is step 1.
 
-        A graph of your own around the optimizer has to be compiled anew.
+        Afterwards, compile your own graphs around the optimizer anew.
         """
         if not isinstance(param_group, dict):
             raise TypeError(f"param_group must be a dictionary, but got {type(param_group).__name__}")
@@ -272,7 +279,7 @@ class Adafactor(HookedOptimizer, FirstOrder):
         twice = [p.name for p in split.members if id(p) in known]
         if twice:
             raise ValueError(f"param_group: {twice[0]} is in another group of this optimizer already")
-        # raises for what is wrong in it while this optimizer is still whole
+        # makes a throw-away optimizer: an invalid group raises here, before this optimizer changes
         Adafactor([split.base | split.options], self._lr)
         self.regroup([*(group.base() for group in self.param_groups), split.base], self._lr)
         for group in self.param_groups:
@@ -284,11 +291,11 @@ class Adafactor(HookedOptimizer, FirstOrder):
     # -- the step ------------------------------------------------------------------------------------------------
 
     def __call__(self, gradients: Any) -> Any:
-        """Move the weights by these gradients; answers with the steps done."""
+        """Update the weights; return the number of steps done."""
         return self._stepped(super().__call__, (gradients,), {})
 
     def step(self, closure: Callable[[], tuple[Any, Any]]) -> Any:
-        """Move the weights by the gradients of ``closure() -> (loss, gradients)``, and return the loss."""
+        """Update the weights by the gradients of ``closure() -> (loss, gradients)``, and return the loss."""
 
         def run(closure: Callable[[], tuple[Any, Any]]) -> Any:
             if not callable(closure):
@@ -308,7 +315,7 @@ class Adafactor(HookedOptimizer, FirstOrder):
         return self._stepped(run, (closure,), {})
 
     def construct(self, gradients):
-        """Move every weight; answers with the steps done."""
+        """Update every weight; return the number of steps done."""
         if len(gradients) != self.param_length:
             raise ValueError(f"gradients must be {self.param_length}, one for each parameter, but got {len(gradients)}")
         gradients = self.unscaled(gradients)
@@ -327,7 +334,7 @@ class Adafactor(HookedOptimizer, FirstOrder):
         return self.assignadd(self.global_step, self.global_step_increase_tensor)
 
     def _move_chunk(self, start, gradients, weights, rhos, keeps):
-        """Some buckets: a graph's loop nests, and one over hundreds is too deep for the compiler."""
+        """Update up to CHUNK buckets: the compiler nests the rounds of a loop, and fails if they are too many."""
         for k in range(start, min(start + CHUNK, len(self.moves))):
             group = self.group_of[k]
             self.moves[k](gradients, weights[group], rhos[group], keeps[group])
@@ -335,29 +342,29 @@ class Adafactor(HookedOptimizer, FirstOrder):
     # -- PyTorch's layout ----------------------------------------------------------------------------------------
 
     def state_dict(self, convert: Callable[[np.ndarray], Any] = np.asarray) -> dict[str, Any]:
-        """The state in ``torch.optim.Adafactor``'s layout, ``state`` and ``param_groups``.
+        """The state in ``torch.optim.Adafactor``'s layout: ``state`` and ``param_groups``.
 
         Args:
-            convert: applied to every array; ``torch.from_numpy`` makes it loadable in PyTorch.
+            convert: applied to every array; with ``torch.from_numpy`` PyTorch can load the result.
         """
         for hook in self._save_pre_hooks:
             hook(self)
-        state = torch_state_dict.written(self, convert)
+        state = torch_state_dict.build(self, convert)
         for hook in self._save_post_hooks:
             state = hook(self, state) or state
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over a state in this layout, PyTorch's own included: factors, steps and the groups' options.
+        """Load a state in this layout, also one of PyTorch: factors, steps and the groups' options.
 
-        A list, schedule or function as lr stays, and goes on at the loaded step.
+        If lr is a list, a schedule or a function, it is kept and continues at the loaded step.
         """
         for hook in self._load_pre_hooks:
             state_dict = hook(self, state_dict) or state_dict
-        torch_state_dict.read(self, state_dict)
+        torch_state_dict.load(self, state_dict)
         for hook in self._load_post_hooks:
             hook(self)
 
     def memory(self) -> int:
-        """Bytes of state."""
+        """Size of the state in bytes."""
         return sum(p.nbytes for p in (*self.steps, *(p for move in self._moves for p in move.factors)))

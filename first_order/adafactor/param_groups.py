@@ -16,7 +16,7 @@ from first_order.base import parameter_groups
 
 
 def read_options(**options: Any) -> dict[str, Any]:
-    """Checked options of a group; those that are not given are left out."""
+    """The given options of a group, checked."""
     return {name: _READERS[name](name, value) for name, value in options.items()}
 
 
@@ -39,7 +39,7 @@ def _foreach(name: str, value: Any) -> bool | None:
     return None if value is None else checks.flag(name, value)
 
 
-#: Keys of a group that nn.Optimizer reads.
+#: Keys of a group that nn.Optimizer reads; all others are options of Adafactor.
 BASE_KEYS = ("params", "lr", "grad_centralization", "order_params")
 _READERS: dict[str, Callable[[str, Any], Any]] = {
     "beta2_decay": _decay, "eps": _eps, "d": _clipping, "weight_decay": checks.at_least_0, "foreach": _foreach,
@@ -49,7 +49,10 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
 
 @dataclass(frozen=True)
 class GroupSplit:
-    """A group as it was given: what nn.Optimizer reads, and what Adafactor reads."""
+    """A group split into the entries for nn.Optimizer (base) and the options of Adafactor.
+
+    ``names`` has the members' names if all were given as (name, Parameter) pairs.
+    """
 
     base: dict[str, Any]
     options: dict[str, Any]
@@ -57,12 +60,12 @@ class GroupSplit:
 
     @property
     def members(self) -> list[Parameter]:
-        """The group's Parameters; none where it only orders the others'."""
+        """The group's Parameters; empty for a group that has only ``order_params``."""
         return list(self.base.get("params", ()))
 
 
 def split_groups(params: Any) -> list[GroupSplit]:
-    """Every group of ``params``; parameters without groups are one."""
+    """All groups of ``params``, split; parameters without groups form one."""
     if isinstance(params, Iterable) and not isinstance(params, Tensor | dict | str):
         params = list(params)
         if params and isinstance(params[0], dict):
@@ -71,7 +74,7 @@ def split_groups(params: Any) -> list[GroupSplit]:
 
 
 def split_group(group: dict[str, Any]) -> GroupSplit:
-    """One group, its options still unchecked."""
+    """Split one group; its options are not checked yet."""
     if not isinstance(group, dict):
         raise TypeError(f"params must be all dictionaries or none, but one item is {type(group).__name__}")
     options = {key: value for key, value in group.items() if key in _READERS}
@@ -91,9 +94,9 @@ def split_group(group: dict[str, Any]) -> GroupSplit:
 
 
 def with_rate(split: GroupSplit, default: Any) -> GroupSplit:
-    """The group with a rate of its own, as all have in PyTorch, if the default is a plain number.
+    """Give a group without an lr the default as its own, as in PyTorch, if the default is a plain number.
 
-    A schedule or function has one value a step, which groups without their own may share.
+    A schedule or function is shared by all groups without an lr, because it has one value a step.
     """
     plain = isinstance(default, int | float) or (isinstance(default, Tensor) and default.ndim == 0)
     if not plain or not split.members or "lr" in split.base:
@@ -102,15 +105,15 @@ def with_rate(split: GroupSplit, default: Any) -> GroupSplit:
 
 
 def rate_on_host(value: Any) -> float:
-    """A checked learning rate."""
+    """A learning rate as a float; raise unless it is one number and at least 0."""
     return checks.at_least_0("lr", checks.scalar_on_host("lr", value))
 
 
 class ParamGroup(MutableMapping):
-    """``params``, ``lr`` and the options of one group.
+    """``params``, ``lr`` and the options of one group, as a mapping.
 
-    What is written takes effect at the next call on the host: lr at no cost, an option by compiling anew. A graph of
-    the user's own around the optimizer has to be compiled anew by the user.
+    A new value takes effect at the next call on the host. A new lr costs nothing; a new option compiles the step anew.
+    Graphs of your own around the optimizer are not compiled anew: that is up to you.
     """
 
     def __init__(
@@ -161,13 +164,13 @@ class ParamGroup(MutableMapping):
         return f"ParamGroup({len(self._params)} parameters, {shown})"
 
     def base(self) -> dict[str, Any]:
-        """What nn.Optimizer reads of the group, with the rate as it is now."""
+        """The group's entries for nn.Optimizer, with the current rate."""
         if "lr" not in self._base:
             return self._base
         return self._base | {"lr": self._given if self.scheduled else float(self["lr"])}
 
     def bind(self, rate: Any) -> None:
-        """The optimizer made its learning rates anew."""
+        """Use ``rate``, which the optimizer has created anew, as the group's learning rate."""
         self._rate = rate
 
     @property
@@ -176,12 +179,12 @@ class ParamGroup(MutableMapping):
         return not isinstance(self._rate, Parameter)
 
     @property
-    def fed(self) -> bool:
-        """Whether lr follows something of its own: a list, a schedule, or a function that every step reads."""
+    def lr_is_read_only(self) -> bool:
+        """Whether lr is a list, a schedule or a function, and so cannot be set."""
         return self.scheduled or callable(self._given)
 
     def rate_at(self, step: int) -> float:
-        """The number that lr is at a step, counted from 0; after the end of a list its last one."""
+        """The value of lr at a step, counted from 0; after the end of a list, its last value."""
         if not self.scheduled or isinstance(self._given, Real):
             return float(self["lr"])
         if isinstance(self._given, nn.Cell):
@@ -190,7 +193,7 @@ class ParamGroup(MutableMapping):
         return float(rates[min(step, len(rates) - 1)])
 
     def _read_rate(self) -> Any:
-        """The number as it was given, where rounding to the Parameter's type is all that tells them apart."""
+        """The current lr; the number as it was given, if the Parameter differs from it only by rounding."""
         if self.scheduled:
             return self._given
         now = self._rate.asnumpy()
@@ -199,7 +202,7 @@ class ParamGroup(MutableMapping):
         return float(now)
 
     def _write_rate(self, value: Any) -> None:
-        if self.fed:
+        if self.lr_is_read_only:
             raise ValueError(
                 f"lr follows a schedule or a function and cannot be set, but got {value!r}: make a new optimizer"
             )

@@ -1,4 +1,4 @@
-"""Adafactor's state in the layout of ``torch.optim.Adafactor.state_dict()``, written and read."""
+"""Conversion of Adafactor's state to and from the layout of ``torch.optim.Adafactor.state_dict()``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OPTIONS = ("beta2_decay", "eps", "d", "weight_decay", "foreach", "maximize")
 
 
 def _places(optimizer: Any) -> dict[int, dict[str, tuple[Parameter, Any]]]:
-    """Where each parameter's step and factors lie: (Parameter, index into it)."""
+    """For each parameter, where its step and factors are stored: {name: (Parameter, index into it)}."""
     places = {}
     for bucket, move in zip(optimizer.buckets, optimizer.moves, strict=True):
         for j, member in enumerate(bucket.members):
@@ -31,20 +31,20 @@ def _places(optimizer: Any) -> dict[int, dict[str, tuple[Parameter, Any]]]:
 
 
 def _numbers(optimizer: Any) -> list[list[int]]:
-    """The members of each group, as indices into the optimizer's parameters, in the group's order."""
+    """For each group, its members as indices into the optimizer's parameters."""
     at = {id(p): i for i, p in enumerate(optimizer.parameters)}
     return [[at[id(p)] for p in group["params"]] for group in optimizer.param_groups]
 
 
-def written(optimizer: Any, convert: Callable[[np.ndarray], Any]) -> dict[str, Any]:
-    """The state dictionary; parameters that have not been moved have no entry, as in PyTorch."""
+def build(optimizer: Any, convert: Callable[[np.ndarray], Any]) -> dict[str, Any]:
+    """The state dictionary; as in PyTorch, parameters without a step yet have no entry."""
     places, state, groups, number = _places(optimizer), {}, [], 0
     step = int(optimizer.global_step.asnumpy().item())
     for group, members in zip(optimizer.param_groups, _numbers(optimizer), strict=True):
         ids = list(range(number, number + len(members)))
         number += len(members)
         groups.append({key: value for key, value in group.items() if key != "params"} | {"params": ids})
-        groups[-1]["lr"] = group.rate_at(step)  # a number, as PyTorch's is
+        groups[-1]["lr"] = group.rate_at(step)  # a number, as in PyTorch
         for key, member in zip(ids, members, strict=True):
             entry = {
                 name: np.array(parameter.asnumpy()[within]) for name, (parameter, within) in places[member].items()
@@ -55,8 +55,8 @@ def written(optimizer: Any, convert: Callable[[np.ndarray], Any]) -> dict[str, A
     return {"state": state, "param_groups": groups}
 
 
-def read(optimizer: Any, state_dict: Any) -> None:
-    """Load a state dictionary: all of it, or, where it does not fit, nothing."""
+def load(optimizer: Any, state_dict: Any) -> None:
+    """Load a state dictionary; if it does not fit, raise before anything is changed."""
     if not isinstance(state_dict, dict) or not {"state", "param_groups"} <= set(state_dict):
         raise ValueError("state_dict must be a dictionary with 'state' and 'param_groups', as state_dict() returns")
     groups, members = state_dict["param_groups"], _numbers(optimizer)
@@ -65,12 +65,12 @@ def read(optimizer: Any, state_dict: Any) -> None:
         raise ValueError(f"state_dict has groups of {found} parameters, but the optimizer has groups of {sizes}")
     options = [read_options(**{key: group[key] for key in OPTIONS if key in group}) for group in groups]
     rates = [
-        rate_on_host(_array(new["lr"]).item()) if "lr" in new and not old.fed else None
+        rate_on_host(_array(new["lr"]).item()) if "lr" in new and not old.lr_is_read_only else None
         for old, new in zip(optimizer.param_groups, groups, strict=True)
     ]
     arrays = _merged(optimizer, state_dict["state"], groups, members)
     for group, new, rate in zip(optimizer.param_groups, options, rates, strict=True):
-        new.pop("foreach", None)  # how this optimizer stacks its state is its own
+        new.pop("foreach", None)  # foreach says how this optimizer stacks its state, and stays
         for key, value in new.items():
             group[key] = value
         if rate is not None:
@@ -84,7 +84,7 @@ def read(optimizer: Any, state_dict: Any) -> None:
 def _merged(
     optimizer: Any, state: dict[int, Any], groups: list[Any], members: list[list[int]]
 ) -> list[tuple[Parameter, np.ndarray]]:
-    """New values of all state Parameters: zeros where the dictionary has no entry."""
+    """The new values of all state Parameters; zeros where the dictionary has no entry."""
     state_parameters = (*optimizer.steps, *(p for move in optimizer.moves for p in move.factors))
     arrays = {id(p): (p, np.zeros(p.shape, p.asnumpy().dtype)) for p in state_parameters}
     places = _places(optimizer)
@@ -110,5 +110,5 @@ def _merged(
 
 
 def _array(value: Any) -> np.ndarray:
-    """A NumPy array of a Tensor of either framework, an array or a number."""
+    """A MindSpore or PyTorch tensor, an array or a number as a NumPy array."""
     return value.asnumpy() if isinstance(value, Tensor) else np.asarray(value)
