@@ -42,7 +42,7 @@ from thor.factors.blocks import SPLITS
 from thor.profile.measure import Task, measure
 from thor.profile.profile_file import Profile
 
-WHOLE = 2**20  # a block size that no factor exceeds
+ONE_BLOCK = 2**20  # a block size that no factor exceeds
 FIRST_ORDER = ("adam", "momentum")
 DEFAULT_RUNS = ["adam", "full", "block 128", "block 256", "block+mean 128", "block+rank 128"]
 
@@ -123,7 +123,7 @@ class Run:
 def options_of(name: str) -> dict[str, Any]:
     """THOR's options for a run's name."""
     split, _, size = name.partition(" ")
-    return {"block_size": WHOLE, "split": "block"} if name == "full" else {"block_size": int(size), "split": split}
+    return {"block_size": ONE_BLOCK, "split": "block"} if name == "full" else {"block_size": int(size), "split": split}
 
 
 def checked_run(name: str) -> str:

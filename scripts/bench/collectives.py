@@ -69,10 +69,10 @@ def measure(rounds: int, sizes: tuple[int, ...]) -> list[Sample]:
     repeats = []
     for _, _, cell, x in cases:
         _seconds(cell, x, 1)  # compiles
-        repeats.append(_agreed(gather, max(1, int(SECONDS_PER_ROUND / _seconds(cell, x, 1)))))
+        repeats.append(_min_over_ranks(gather, max(1, int(SECONDS_PER_ROUND / _seconds(cell, x, 1)))))
     for turn in range(rounds):
         for index, (_, _, cell, x) in enumerate(cases):
-            _agreed(gather, 1)  # the ranks meet
+            _min_over_ranks(gather, 1)  # the ranks meet
             times[turn, index] = _seconds(cell, x, repeats[index])
     median = np.median(times, 0).astype(np.float32)
     slowest = gather(Tensor(median)).asnumpy().reshape(ranks, -1).max(0)
@@ -88,7 +88,7 @@ def _seconds(cell: nn.Cell, x: Tensor, repeats: int) -> float:
     return (time.perf_counter() - start) / repeats
 
 
-def _agreed(gather: ops.AllGather, count: int) -> int:
+def _min_over_ranks(gather: ops.AllGather, count: int) -> int:
     """The minimum of a number over the ranks, since all must call a collective equally often."""
     return int(gather(Tensor(np.array([count], np.float32))).asnumpy().min())
 

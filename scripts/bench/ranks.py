@@ -73,7 +73,7 @@ def measure(name: str, batch: int, rounds: int, strategy: str, ranks: int) -> Li
     times = np.zeros((rounds, len(KINDS)), np.float32)
     for turn in range(-2, rounds):  # the first two compile and warm up
         for index, kind in enumerate(KINDS):
-            _meet(ranks)
+            _barrier(ranks)
             start = time.perf_counter()
             steps[kind](*inputs).asnumpy()
             if turn >= 0:
@@ -83,7 +83,7 @@ def measure(name: str, batch: int, rounds: int, strategy: str, ranks: int) -> Li
     weights = 4 * sum(weight.size for weight in phases.optimizer.inner.parameters)
     bytes_sent = [0 if sharing is None else weights, sent.get("plain", 0), sent.get("curvature", 0), refresh]
     own = [*np.median(times, 0), *bytes_sent, phases.optimizer.memory()["total"]]
-    worst = _everyones(np.array(own, np.float32), ranks).max(0)
+    worst = _all_gather(np.array(own, np.float32), ranks).max(0)
     count = len(KINDS)
     return {
         "ms": dict(zip(KINDS, map(float, worst[:count]), strict=True)),
@@ -92,11 +92,11 @@ def measure(name: str, batch: int, rounds: int, strategy: str, ranks: int) -> Li
     }
 
 
-def _meet(ranks: int) -> None:
-    _everyones(np.zeros(1, np.float32), ranks)
+def _barrier(ranks: int) -> None:
+    _all_gather(np.zeros(1, np.float32), ranks)
 
 
-def _everyones(values: np.ndarray, ranks: int) -> np.ndarray:
+def _all_gather(values: np.ndarray, ranks: int) -> np.ndarray:
     """Gather the vectors [n] of all ranks: [ranks, n]."""
     if ranks == 1:
         return values[None]
@@ -165,7 +165,7 @@ def main() -> int:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     console = Console()
     about = {"network": arguments.network, "batch": arguments.batch, "rounds": arguments.rounds}
-    lines = _done(arguments.out, about)
+    lines = _finished_jobs(arguments.out, about)
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     for ranks in arguments.processes:
         for strategy in [name for name in strategies(ranks) if name in arguments.strategies]:
@@ -187,7 +187,7 @@ def main() -> int:
     return 0
 
 
-def _done(path: Path, about: Line) -> list[Line]:
+def _finished_jobs(path: Path, about: Line) -> list[Line]:
     """The results that an interrupted run of the same measurement has left."""
     if not path.is_file():
         return []

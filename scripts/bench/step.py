@@ -131,7 +131,7 @@ class WithLoss(nn.Cell):
         return self.loss_fn(self.net(*inputs[:-1]), inputs[-1])
 
 
-def own_step(net: nn.Cell, loss_fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def train_one_step_cell(net: nn.Cell, loss_fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Return a compiled step of MindSpore's TrainOneStepCell with nn.Momentum."""
     cell = nn.TrainOneStepCell(WithLoss(net, loss_fn), nn.Momentum(net.trainable_params(), 1e-5, 0.9))
 
@@ -190,17 +190,17 @@ def measure(name: str, rounds: int, size: int | None, own: bool, options: dict[s
     thor.device.fast_convolutions(net)
     phases = ThorPhases(name, size, **options)
     momentum = first_order_step(net, loss_fn)
-    found = summary(take_turns(phases.phases() | {"Momentum": momentum}, batch, rounds))
+    found = summary(interleaved(phases.phases() | {"Momentum": momentum}, batch, rounds))
     if own:  # in separate rounds, since its threads keep spinning and would slow the step after it
         other, _, _ = network(name, size)
         thor.device.fast_convolutions(other)
-        apart = summary(take_turns({"Momentum": momentum, OWN: own_step(other, loss_fn)}, batch, rounds))
+        separate = summary(interleaved({"Momentum": momentum, OWN: train_one_step_cell(other, loss_fn)}, batch, rounds))
         for what, of_phases in found.items():
-            of_phases[OWN] = apart[what][OWN]
+            of_phases[OWN] = separate[what][OWN]
     return found | {"state_bytes": phases.optimizer.memory()["total"]}
 
 
-def take_turns(
+def interleaved(
     steps: dict[str, Callable[..., Tensor]], batch: tuple[Tensor, ...], rounds: int
 ) -> dict[str, list[float]]:
     """Milliseconds of each step. Each round has a random order, but the steps are compiled in the given order."""
@@ -235,7 +235,7 @@ def amortised(times: dict[str, float], interval: int) -> float:
 
 
 def peak_memory(name: str, which: str, size: int | None, options: dict[str, Any]) -> int:
-    """Peak bytes, as counted by ``held``, of a new process that does a few steps."""
+    """Peak bytes, as counted by ``peak_bytes``, of a new process that does a few steps."""
     command = [sys.executable, __file__, "--device", thor.device.current(), "--peak", name, which]
     for option, value in options.items():
         command += [f"--{option.replace('_', '-')}", str(value)]
@@ -258,10 +258,10 @@ def run_for_peak(name: str, which: str, size: int | None, options: dict[str, Any
         for phase in phases.phases().values():
             timed(phase, phases.batch)
             timed(phase, phases.batch)
-    print("PEAK", held())
+    print("PEAK", peak_bytes())
 
 
-def held() -> int:
+def peak_bytes() -> int:
     """Peak bytes of this process: of the device's memory, or on a CPU of resident memory."""
     return own_peak() if thor.device.current() == "CPU" else int(ms.runtime.max_memory_allocated())
 

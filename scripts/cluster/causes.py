@@ -41,7 +41,7 @@ _COLLECTIVE = re.compile(
     r"AllReduce|AllGather|Broadcast|collective|mccl|hccl|nccl|timed out node|state of the cluster|abnormal nodes",
     re.IGNORECASE,
 )
-_WORDS = 300  # longest message that is shown, in characters
+_MAX_CHARACTERS = 300  # longest message that is shown, in characters
 
 
 def of_log(text: str) -> Cause | None:
@@ -57,7 +57,7 @@ def of_log(text: str) -> Cause | None:
             return Cause(Kind.COLLECTIVE if kind is Kind.EXCEPTION and _COLLECTIVE.search(message) else kind, message)
     for line in reversed(text.splitlines()):
         if _MEMORY.search(line):
-            return Cause(Kind.MEMORY, line.strip()[:_WORDS])
+            return Cause(Kind.MEMORY, line.strip()[:_MAX_CHARACTERS])
     return None
 
 
@@ -78,7 +78,7 @@ def _exception(block: str) -> str | None:
                 if decoration or more.startswith(("[", "Traceback")):
                     break
                 words.append(more.strip())
-            return " ".join(words)[:_WORDS]
+            return " ".join(words)[:_MAX_CHARACTERS]
     return None
 
 

@@ -72,7 +72,7 @@ def launch(
     def job(attempt: int, begun: bool = False) -> Job:
         return Job(
             script=script,
-            arguments=tuple(arguments) if attempt == 0 else going_on(arguments, begun),
+            arguments=tuple(arguments) if attempt == 0 else restart_arguments(arguments, begun),
             log_dir=log_dir / f"attempt-{attempt}",
             devices=devices,
             nodes=nodes,
@@ -84,7 +84,7 @@ def launch(
         )
 
     if dry_run:
-        typer.echo(described(job(0)))
+        typer.echo(shell_command(job(0)))
         return
     limits = Limits(hang=hang_seconds, start=start_seconds, grace=grace_seconds)
     with occupied(log_dir, True, "--log-dir"), counting_requests() as asked:
@@ -99,7 +99,7 @@ def launch(
     raise typer.Exit(_ended(outcome))
 
 
-def going_on(arguments: Sequence[str], begun: bool = True) -> tuple[str, ...]:
+def restart_arguments(arguments: Sequence[str], begun: bool = True) -> tuple[str, ...]:
     """The program's arguments for a restart: it resumes what earlier attempts have left, without --overwrite.
 
     If no attempt has begun training, --overwrite remains: the run that it was to remove may still be there.
@@ -117,7 +117,7 @@ def _ended(outcome: Outcome) -> int:
     return outcome.status
 
 
-def described(job: Job) -> str:
+def shell_command(job: Job) -> str:
     """The job's command for a shell, preceded by the variables that it adds to the environment."""
     added = {name: value for name, value in job.environment({}).items() if os.environ.get(name) != value}
     added["PATH"] = f"{job.environment({})['PATH'].split(os.pathsep)[0]}{os.pathsep}$PATH"

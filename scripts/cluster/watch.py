@@ -31,8 +31,8 @@ from scripts.run_folder.stop_request import BEGAN
 
 POLL = 0.25  # seconds between two looks at the processes
 LEFT_EARLY = 3.0  # seconds in which msrun must log the status of a process that is gone; it polls once a second
-_END = 2**18  # bytes at the end of a log that are searched for a cause
-_MSRUN_TELLS = re.compile(r"Worker process (\d+) exit with exception\. Error code: (-?\d+)")
+_LOG_END = 2**18  # bytes at the end of a log that are searched for a cause
+_MSRUN_STATUS = re.compile(r"Worker process (\d+) exit with exception\. Error code: (-?\d+)")
 
 
 @dataclass(frozen=True)
@@ -273,7 +273,7 @@ class Attempt:
                 seen.note(int(name), processes.status(process), time.monotonic())
         seen.beats = heartbeat.read(beats)
         ranks = {process.pid: int(name) for name, process in self._found.items() if name != "scheduler"}
-        for pid, status in _MSRUN_TELLS.findall(_text(self._msrun_log)):
+        for pid, status in _MSRUN_STATUS.findall(_text(self._msrun_log)):
             if int(pid) in ranks:
                 seen.statuses[ranks[int(pid)]] = int(status)
 
@@ -295,7 +295,7 @@ class Attempt:
             if ending and (cause.kind > Kind.EXCEPTION or cause.message.startswith("KeyboardInterrupt")):
                 return _BY_FILE if by_file else _BY_REQUEST
             must_mend = cause.kind is Kind.USER and USAGE_ERROR in seen.statuses.values()
-            return Outcome(USAGE_ERROR if must_mend else 1, self._told(rank, cause.message))
+            return Outcome(USAGE_ERROR if must_mend else 1, self._failure_line(rank, cause.message))
         if status == 0:
             return Outcome(0)
         if status is not None and asked:  # the signal has ended msrun too; the workers still finish their step
@@ -304,21 +304,23 @@ class Attempt:
             return Outcome(1, f"msrun ended with status {status}: {self._last_words(self._msrun_log)}")
         early = left_early(seen, now)
         if early is not None:
-            return Outcome(1, self._told(early, "left early, with exit status 0"))
+            return Outcome(1, self._failure_line(early, "left early, with exit status 0"))
         late = hung(seen, started, now, self._limits)
         if late is not None:
             rank, age = late
-            return Outcome(1, self._told(rank, f"{seen.stuck(rank)}: no sign of life for {age:.0f} s"))
+            return Outcome(1, self._failure_line(rank, f"{seen.stuck(rank)}: no sign of life for {age:.0f} s"))
         scheduler = self._found.get("scheduler")
         gone = scheduler is not None and processes.status(scheduler) == "gone"
         if gone and not seen.gone_since and any(beat.doing != DONE for beat in seen.beats.values()):
             words, stuck = self._last_words(self._job.log_dir / "scheduler.log"), seen.behind()
             if stuck is not None:
-                return Outcome(1, self._told(stuck, f"{seen.stuck(stuck)}, and the scheduler gave it up: {words}"))
+                return Outcome(
+                    1, self._failure_line(stuck, f"{seen.stuck(stuck)}, and the scheduler gave it up: {words}")
+                )
             return Outcome(1, f"the scheduler has ended: {words}")
         return None
 
-    def _told(self, rank: int, cause: str) -> str:
+    def _failure_line(self, rank: int, cause: str) -> str:
         """The line that reports a failure."""
         return f"rank {rank} {self._seen.where(rank)}: {cause} [{self._log(rank)}]"
 
@@ -346,10 +348,10 @@ class Attempt:
 
 
 def _text(path: Path) -> str:
-    """The last `_END` bytes of a log as text; empty if the log does not exist yet."""
+    """The last `_LOG_END` bytes of a log as text; empty if the log does not exist yet."""
     try:
         with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - _END))
+            file.seek(max(0, path.stat().st_size - _LOG_END))
             return file.read().decode(errors="replace")
     except FileNotFoundError:
         return ""

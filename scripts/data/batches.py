@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from scripts.data.source import AUGMENTATION, IGNORED, NOTHING, Order, generator
+from scripts.data.source import AUGMENTATION, IGNORED, PADDING, Order, generator
 
 Channels = float | Sequence[float]  # one value for all channels, or one per channel
 
@@ -68,7 +68,7 @@ class Batches:
             images = self.images[chosen]
             if changes is not None:
                 images = self._augmented(images, changes[chosen])
-            labels = np.where(chosen == NOTHING, IGNORED, self.labels[chosen].astype(np.int32))
+            labels = np.where(chosen == PADDING, IGNORED, self.labels[chosen].astype(np.int32))
             yield normalise(images, self.mean, self.std), labels.astype(np.int32)
 
     @property

@@ -23,17 +23,17 @@ from thor.runtime.errors import UserError
 
 Missing = Callable[[Path], list[str]]
 
-_looking_only = ContextVar("looking_only", default=False)
+_without_fetching = ContextVar("without_fetching", default=False)
 
 
 @contextmanager
-def looking_only() -> Iterator[None]:
+def without_fetching() -> Iterator[None]:
     """Context in which nothing is fetched: a data set that is not on this machine is an error."""
-    token = _looking_only.set(True)
+    token = _without_fetching.set(True)
     try:
         yield
     finally:
-        _looking_only.reset(token)
+        _without_fetching.reset(token)
 
 
 def locate(
@@ -64,7 +64,7 @@ def locate(
     for candidate in folders:
         if not missing(candidate):
             return candidate
-    if not ways or _looking_only.get():
+    if not ways or _without_fetching.get():
         raise UserError(f"{title} is not on this machine.\n{advice}")
     print(f"Fetching {title} ({size}, once) ...", file=sys.stderr)
     reasons = []

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from scripts.data import images
 from scripts.data.batches import normalise
 from scripts.data.images import UnreadableError
-from scripts.data.source import AUGMENTATION, IGNORED, NOTHING, Order, generator
+from scripts.data.source import AUGMENTATION, IGNORED, PADDING, Order, generator
 from thor.runtime.errors import UserError
 
 LOOK_AHEAD = 3  # batches that are prepared while one is used
@@ -103,7 +103,7 @@ class ImageSource:
         """Yield the batches of an epoch from number `start` on; LOOK_AHEAD batches are prepared in advance."""
         self._skipped_now.clear()
         batches = list(self._order.batches(epoch, start))
-        wanted = [int(index) for batch in batches for index in batch if index != NOTHING]
+        wanted = [int(index) for batch in batches for index in batch if index != PADDING]
         items = self.collection.items(wanted)
         waiting: deque[list[Future[Example]]] = deque()
         pool = ThreadPoolExecutor(self.workers or os.cpu_count() or 1, thread_name_prefix="decode")
@@ -130,7 +130,7 @@ class ImageSource:
 
     def _item(self, items: Iterator[Item], index: int) -> Item | None:
         """The next item, or None for padding."""
-        return None if index == NOTHING else next(items)
+        return None if index == PADDING else next(items)
 
     def _example(self, epoch: int, index: int, item: Item | None) -> Example:
         """The view of an item and its label; of an unreadable image, its substitute or a blank example."""

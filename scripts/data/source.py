@@ -19,7 +19,7 @@ from thor.runtime.errors import UserError
 # nn.CrossEntropyLoss.
 IGNORED = -100
 
-NOTHING = -1  # index of padding in the last batches of an evaluation, where an example's index would be
+PADDING = -1  # stands for an index where the last batches of an evaluation are not full
 
 # Independent streams of random numbers.
 ORDER, AUGMENTATION, MASKING = 0, 1, 2
@@ -44,7 +44,7 @@ class Order:
 
     Training: each epoch has its own permutation of all examples. It is cut into global batches of `ranks * batch_size`,
     and each rank takes its part of each. The remainder is dropped, so that all ranks make equally many steps.
-    Evaluation: all examples once, in stored order; the last batches are padded with NOTHING.
+    Evaluation: all examples once, in stored order; the last batches are padded with the index PADDING.
 
     Attributes:
         count: Number of examples.
@@ -87,7 +87,7 @@ class Order:
         for number in range(start, len(self)):
             first = (number * self.ranks + self.rank) * self.batch_size
             chosen = order[first : first + self.batch_size]
-            yield np.pad(chosen, (0, self.batch_size - len(chosen)), constant_values=NOTHING)
+            yield np.pad(chosen, (0, self.batch_size - len(chosen)), constant_values=PADDING)
 
 
 def generator(seed: int, epoch: int, stream: int, *example: int) -> np.random.Generator:

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from scripts.data.source import IGNORED, MASKING, NOTHING, Order, generator
+from scripts.data.source import IGNORED, MASKING, PADDING, Order, generator
 from scripts.data.wordpiece import END, MASK, SPECIAL, START, Vocabulary
 from thor.runtime.errors import UserError
 
@@ -79,8 +79,8 @@ class NextPieces(TextSource):
     def epoch(self, epoch: int, start: int = 0) -> Iterator[NextBatch]:
         """Yield the batches of an epoch from number `start` on: token numbers, labels."""
         for chosen in self._order.batches(epoch, start):
-            real = (chosen != NOTHING)[:, None]
-            sequences = self.sequences[np.where(chosen == NOTHING, 0, chosen)]
+            real = (chosen != PADDING)[:, None]
+            sequences = self.sequences[np.where(chosen == PADDING, 0, chosen)]
             tokens = np.where(real, sequences[:, :-2], 0).astype(np.int32)
             yield tokens, np.where(real, sequences[:, 1:-1], IGNORED).astype(np.int32).reshape(-1)
 
@@ -107,7 +107,7 @@ class MaskedText(TextSource):
     def _example(self, epoch: int, index: int) -> MaskedBatch:
         """A sequence after masking [T], the ascending positions of its predicted tokens [P], and their labels [P]."""
         length, count = self.sequences.shape[1], self.predictions
-        if index == NOTHING:
+        if index == PADDING:
             return np.zeros(length, np.int32), np.arange(count, dtype=np.int32), np.full(count, IGNORED, np.int32)
         random = generator(self.seed, epoch, MASKING, index)
         tokens = self.sequences[index].copy()
