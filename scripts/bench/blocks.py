@@ -1,16 +1,16 @@
-"""Block sizes and splits, trained: error or accuracy per epoch, seconds per epoch and per refresh.
+"""Trains with several block sizes and splits: error or accuracy per epoch, seconds per epoch and per refresh.
 
     python scripts/bench/blocks.py --task autoencoder [--epochs 5] [--runs "block+mean 128" "block 64" full adam]
     python scripts/bench/blocks.py --task smallconv
 
-A run is a split and a block size ("block+mean 128"), "full" (every factor whole), or a first-order optimizer. Two tasks
-on Fashion-MNIST: *autoencoder*, 784-1000-500-250-30 and back, squared error summed over pixels, batch 1000, refresh
-every 10 steps growing to 20; *smallconv*, the quickstart's network and recipe, batch 128. No trace test: every
-candidate refreshes. Every raw number is written as JSON after each run, and the table is printed at the end. A run
-whose numbers are no longer finite is recorded as broken, and the others go on.
+A run is a split and a block size ("block+mean 128"), "full" (every factor is one block), or a first-order optimizer.
+The two tasks are on Fashion-MNIST. *autoencoder*: 784-1000-500-250-30 and back, squared error summed over pixels, batch
+1000, refresh every 10 steps growing to 20. *smallconv*: the quickstart's network and recipe, batch 128. There is no
+trace test: every candidate refreshes. All numbers are written as JSON after each run, and a table is printed at the
+end. A run whose loss or metric is not finite is recorded as broken, and the others go on.
 
-After the first epoch of a first-order run its network is profiled, and at the end each of the profiler's measures is
-compared with what training found, as a rank correlation over the runs with a split that came to their end.
+After the first epoch of the first first-order run, its network is profiled. At the end, each of the profiler's measures
+is compared with the trained results, as a rank correlation over the runs with a split that are not broken.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ from thor.factors.blocks import SPLITS
 from thor.profile.measure import Task, measure
 from thor.profile.profile_file import Profile
 
-WHOLE = 2**20  # a block size that no factor exceeds
+ONE_BLOCK = 2**20  # a block size that no factor exceeds
 FIRST_ORDER = ("adam", "momentum")
 DEFAULT_RUNS = ["adam", "full", "block 128", "block 256", "block+mean 128", "block+rank 128"]
 
 
 @dataclass(frozen=True)
 class Work:
-    """A task: network, loss, data, and the settings every run shares."""
+    """A task: network, loss, and the settings that all its runs share."""
 
     build: Callable[[], nn.Cell]
     loss: Callable[..., Tensor]
@@ -75,7 +75,7 @@ TASKS = {
 
 
 def load(task: str) -> list[np.ndarray]:
-    """Training inputs and targets, then test inputs and targets."""
+    """Load training inputs, training targets, test inputs and test targets of a task."""
     folder = fashion_mnist.resolve()
     arrays = []
     for split in ("train", "test"):
@@ -89,7 +89,7 @@ def load(task: str) -> list[np.ndarray]:
 
 
 class Run:
-    """One network, the same at the start of every run, its step, and a clock on its refreshes."""
+    """A network with the same initial weights in every run, its step, and the seconds of its refreshes."""
 
     def __init__(self, name: str, work: Work, seed: int):
         ms.set_seed(seed)
@@ -113,11 +113,11 @@ class Run:
 def options_of(name: str) -> dict[str, Any]:
     """THOR's options for a run's name."""
     split, _, size = name.partition(" ")
-    return {"block_size": WHOLE, "split": "block"} if name == "full" else {"block_size": int(size), "split": split}
+    return {"block_size": ONE_BLOCK, "split": "block"} if name == "full" else {"block_size": int(size), "split": split}
 
 
 def checked_run(name: str) -> str:
-    """A run's name, or an error that says how they look."""
+    """Return a run's name if it is valid; the error lists the valid ones."""
     split, _, size = name.partition(" ")
     if name in (*FIRST_ORDER, "full") or (split in SPLITS and size.isdigit() and int(size) > 0):
         return name
@@ -128,9 +128,9 @@ def checked_run(name: str) -> str:
 def train(
     name: str, work: Work, data: list[np.ndarray], epochs: int, seed: int, after_first: Callable[[nn.Cell], None]
 ) -> dict[str, Any]:
-    """The metric and the training seconds (steps that compile left out) after each epoch.
+    """Train, and return the metric and the training seconds, without steps that compile, after each epoch.
 
-    A run whose numbers are no longer finite ends with the epoch before; `broken` says why.
+    A run whose loss or metric is not finite ends with the epoch before; `broken` says why.
     """
     run = Run(name, work, seed)
     result: dict[str, Any] = {"curve": [], "refresh_seconds": run.refresh_seconds}
@@ -148,12 +148,12 @@ def train(
 
 
 def compiled(step: Callable[..., Tensor]) -> int:
-    """How many graphs a TrainStep has compiled; of others it is known that they compile at their first call."""
+    """Number of graphs that a TrainStep has compiled; 0 for other steps, which compile only at their first call."""
     return step.graphs if isinstance(step, thor.TrainStep) else 0
 
 
 def epochs_of(run: Run, work: Work, data: list[np.ndarray], epochs: int, seed: int) -> Iterator[dict[str, Any]]:
-    """Train, and tell the metric and the seconds so far after each epoch."""
+    """Train, and yield the metric and the seconds so far after each epoch."""
     inputs, targets, test_inputs, test_targets = data
     evaluate = ms.jit(evaluation(run.net, work))
     seconds = 0.0
@@ -176,7 +176,7 @@ def epochs_of(run: Run, work: Work, data: list[np.ndarray], epochs: int, seed: i
             for i in range(0, len(test_inputs), 1000)
         ]
         value = float(np.mean(values))
-        if not np.isfinite([value, last]).all():  # a first-order step skips what is not finite, and goes on for ever
+        if not np.isfinite([value, last]).all():  # a first-order step skips non-finite updates without an error
             raise FloatingPointError(f"after epoch {epoch + 1} {work.metric} is {value}, the loss {last}")
         yield {"epoch": epoch + 1, "seconds": seconds, "value": value}
 
@@ -193,9 +193,9 @@ def profile(net: nn.Cell, work: Work, data: list[np.ndarray], sizes: list[int]) 
 
 
 def predictions(found: Profile, results: dict[str, Any], better: float) -> dict[str, float]:
-    """Spearman's rank correlation of each measure with the last value of every run that has a split and did not break.
+    """Spearman's rank correlation of each measure with the final metric, over the unbroken runs that have a split.
 
-    ``better`` is 1 where large values are good and -1 where small ones are, so that 1 always means a perfect ranking.
+    ``better`` is 1 if a higher metric is better, else -1, so that a correlation of 1 always means a perfect ranking.
     """
     rows, values = [], []
     for name, result in results.items():
@@ -215,7 +215,7 @@ def predictions(found: Profile, results: dict[str, Any], better: float) -> dict[
 
 
 def evaluation(net: nn.Cell, work: Work) -> Callable[[Tensor, Tensor], Tensor]:
-    """The mean metric of a batch, to be compiled."""
+    """Return the function, to be compiled, that computes the mean metric of a batch."""
     loss, accuracy = work.loss, work.metric == "test accuracy"
 
     def evaluate(x, y):

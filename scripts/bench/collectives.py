@@ -1,13 +1,14 @@
-"""What a collective costs on this machine, for ``thor plan --network``.
+"""Costs of collectives on this machine, for ``thor plan --network``.
 
     python scripts/bench/collectives.py [--processes 2 4] [--out network.json]
 
-For each number of processes msrun starts this file again as the workers. They run AllReduce and AllGather of
-float32 in compiled graphs, sizes from 4 KB to 32 MB, all sizes in turn and several rounds of it; a time is the
-median of the rounds, of the slowest rank. Latency and bandwidth are least squares over all of them
-(thor/simulation/fit.py).
-More processes than cores compete for them, which no alpha and beta explain: a large residual says so, and a file for
-each number of processes (--processes 2, then --processes 4) predicts better. None says anything of a cluster.
+For each number of processes, msrun starts this file again as the workers. They run AllReduce and AllGather of float32
+in compiled graphs, with sizes from 4 KB to 32 MB; a round measures each size once. A time is the median over the
+rounds, of the slowest rank. Latency and bandwidth are a least-squares fit to all times (thor/simulation/fit.py).
+
+If there are more processes than cores, they compete for the cores. The model of latency and bandwidth cannot describe
+this, and the residual is large. Then a file for each number of processes (--processes 2, then --processes 4) predicts
+better. The costs on one machine say nothing about a cluster.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class Collective(nn.Cell):
 
 
 def measure(rounds: int, sizes: tuple[int, ...]) -> list[Sample]:
-    """On every rank: the same collectives in the same order; the slowest rank's medians."""
+    """Time all collectives, and return the medians of the slowest rank. Every rank must call this."""
     from mindspore.communication import get_group_size
 
     ranks = get_group_size()
@@ -68,10 +69,10 @@ def measure(rounds: int, sizes: tuple[int, ...]) -> list[Sample]:
     repeats = []
     for _, _, cell, x in cases:
         _seconds(cell, x, 1)  # compiles
-        repeats.append(_agreed(gather, max(1, int(SECONDS_PER_ROUND / _seconds(cell, x, 1)))))
+        repeats.append(_min_over_ranks(gather, max(1, int(SECONDS_PER_ROUND / _seconds(cell, x, 1)))))
     for turn in range(rounds):
         for index, (_, _, cell, x) in enumerate(cases):
-            _agreed(gather, 1)  # the ranks meet
+            _min_over_ranks(gather, 1)  # the ranks meet
             times[turn, index] = _seconds(cell, x, repeats[index])
     median = np.median(times, 0).astype(np.float32)
     slowest = gather(Tensor(median)).asnumpy().reshape(ranks, -1).max(0)
@@ -79,7 +80,7 @@ def measure(rounds: int, sizes: tuple[int, ...]) -> list[Sample]:
 
 
 def _seconds(cell: nn.Cell, x: Tensor, repeats: int) -> float:
-    """Of one collective, in the mean over some."""
+    """Mean seconds of one collective, over some repeats."""
     start = time.perf_counter()
     for _ in range(repeats):
         result = cell(x)
@@ -87,13 +88,13 @@ def _seconds(cell: nn.Cell, x: Tensor, repeats: int) -> float:
     return (time.perf_counter() - start) / repeats
 
 
-def _agreed(gather: ops.AllGather, count: int) -> int:
-    """The smallest of all ranks' numbers: all must call a collective equally often."""
+def _min_over_ranks(gather: ops.AllGather, count: int) -> int:
+    """The minimum of a number over the ranks, since all must call a collective equally often."""
     return int(gather(Tensor(np.array([count], np.float32))).asnumpy().min())
 
 
 def work(arguments: argparse.Namespace) -> None:
-    """One rank of a job."""
+    """Run one rank of a job; rank 0 writes the samples."""
     from mindspore.communication import get_rank, init
 
     thor.device.select("CPU")
@@ -105,7 +106,7 @@ def work(arguments: argparse.Namespace) -> None:
 
 
 def run_job(processes: int, rounds: int, sizes: list[int]) -> list[Sample]:
-    """Let msrun start the workers; their samples."""
+    """Let msrun start the workers, and return their samples."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         found = folder / "samples.json"
@@ -115,7 +116,7 @@ def run_job(processes: int, rounds: int, sizes: list[int]) -> list[Sample]:
 
 
 def main() -> int:
-    """Measure, fit, write."""
+    """Measure, fit the network's model, write it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--processes", nargs="+", type=int, default=[2, 4])
     parser.add_argument("--rounds", type=int, default=5)
@@ -143,7 +144,7 @@ def main() -> int:
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    """Refuse before processes are started."""
+    """Raise an error about wrong arguments before any process is started."""
     if min(arguments.processes) < 2:
         raise UserError(f"--processes must be at least 2 each, but got {min(arguments.processes)}")
     if arguments.rounds < 1:

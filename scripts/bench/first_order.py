@@ -1,9 +1,10 @@
-"""Step times of first_order's optimizers as ratios to mindspore.nn's, of one interleaved run.
+"""Step times of first_order's optimizers, as ratios to those of mindspore.nn, from one interleaved run.
 
     python scripts/bench/first_order.py [--lists resnet50 small] [--rounds 15] [--out bench.json]
 
-A step is one compiled function of the gradients, which are there already: the optimizer alone. ``nn.AdaFactor`` is
-another algorithm (its own scale and clipping rules); it stands here as MindSpore's memory-saving optimizer.
+A step is the optimizer's compiled update with given gradients; no forward or backward pass is timed. ``nn.AdaFactor``
+is another algorithm than Adafactor here (it has its own scale and clipping rules); it is compared because it is
+MindSpore's memory-saving optimizer.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("GLOG_v", "3")  # MindSpore warns of every function that is compiled again
+os.environ.setdefault("GLOG_v", "3")  # errors only: MindSpore warns whenever a function is compiled again
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import mindspore as ms
@@ -50,7 +51,7 @@ def resnet50() -> list[Shape]:
 
 
 def small() -> list[Shape]:
-    """500 tensors whose arithmetic is nothing beside the operators' fixed cost."""
+    """500 tensors that are so small that the fixed costs of operators dominate."""
     kinds: list[Shape] = [(16, 16), (32, 8), (64,), (8, 8, 3, 3), ()]
     return [kinds[i % len(kinds)] for i in range(500)]
 
@@ -59,7 +60,7 @@ LISTS = {"resnet50": resnet50, "small": small}
 
 
 def compiled(make: Callable[..., nn.Optimizer], shapes: list[Shape]) -> tuple[Callable[..., Any], nn.Optimizer]:
-    """A step of the gradients, and its optimizer, over fresh weights."""
+    """Return a compiled step, a function of the gradients, and its optimizer, over new weights."""
     rng = np.random.default_rng(0)
     weights = [
         Parameter(Tensor(np.asarray(rng.standard_normal(shape), np.float32)), name=f"weight{i}")
@@ -83,12 +84,12 @@ def timed(step: Callable[..., Any], optimizer: nn.Optimizer, gradients: list[Ten
 
 
 def state_bytes(optimizer: nn.Optimizer, weights: set[str]) -> int:
-    """Of all Parameters that are as large as a factor; the scalars do not count."""
+    """Bytes of an optimizer's state: its Parameters other than the weights (named in `weights`) and scalars."""
     return sum(p.nbytes for p in optimizer.get_parameters() if p.name not in weights and p.size > 1)
 
 
 def measure(name: str, rounds: int) -> dict[str, Any]:
-    """Median milliseconds of each optimizer and its counterpart, interleaved."""
+    """Median milliseconds of each optimizer ("ours") and of its counterpart ("nn"), interleaved, and their ratio."""
     shapes, rng = LISTS[name](), np.random.default_rng(1)
     gradients = [Tensor(np.asarray(rng.standard_normal(shape), np.float32)) for shape in shapes]
     result: dict[str, Any] = {}
@@ -106,7 +107,7 @@ def measure(name: str, rounds: int) -> dict[str, Any]:
 
 
 def matrix_state() -> dict[str, float]:
-    """Adafactor's state as a share of Adam's, of each large matrix (at least 256 x 256 entries in two dimensions)."""
+    """Bytes of Adafactor's state as a share of Adam's, for matrices of several shapes."""
     shares = {}
     for shape in ((1000, 2048), (4096, 1024), (512, 512), (256, 256)):
         sizes = []

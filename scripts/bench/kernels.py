@@ -1,11 +1,11 @@
-"""Where a step's time goes, by kind of kernel, as MindSpore's profiler sees it.
+"""Time of a step by kind of kernel, from MindSpore's profiler.
 
     python scripts/bench/kernels.py [--network bert autoencoder resnet20 resnet50] [--steps 5] [--out kernels.json]
 
-For Momentum's step and THOR's plain step, curvature step and refresh: the step's wall time, its kernels, and the
-milliseconds in each kind of them. *Outside* is when no kernel runs: inverses and decisions on the host, and what the
-runtime needs between kernels. *Twice* is counted twice above it, for kernels ran at the same time. The profiler itself
-slows small kernels; `scripts/bench/step.py` has the times to compare.
+For Momentum's step and THOR's plain step, curvature step and refresh: wall time, number of kernels, and milliseconds in
+each kind of kernel. *Outside* is the time in which no kernel runs: inverses and decisions on the host, and the
+runtime's work between kernels. *Twice* is the time that the kinds count twice, because kernels ran at the same time.
+The profiler slows small kernels, so use `scripts/bench/step.py` to compare step times.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("GLOG_v", "3")  # MindSpore: errors only, before it is imported
+os.environ.setdefault("GLOG_v", "3")  # errors only; must be set before MindSpore is imported
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import mindspore as ms
@@ -33,7 +33,7 @@ from scripts.bench.step import NETWORKS, SPIN_UP, ThorPhases, first_order_step, 
 from scripts.common.arguments import count, file_to_write
 from scripts.common.atomic_write import write_results
 
-#: kinds of kernels, by words in their types; the first match counts
+#: Kinds of kernels, by words in the names of their types; the first match counts.
 KINDS = {
     "products": ("MatMul", "Conv2D"),
     "patches": ("Im2Col", "Col2Im"),
@@ -41,7 +41,7 @@ KINDS = {
               "BroadcastTo", "Stack", "Gather"),
     "optimizer": ("ApplyMomentum", "Assign"),
 }  # fmt: skip
-OTHER = "other"  # entries one by one, and sums of them
+OTHER = "other"  # mostly element-wise operations and reductions
 
 
 def kind_of(kernel: str) -> str:
@@ -50,7 +50,7 @@ def kind_of(kernel: str) -> str:
 
 
 def busy(spans: Iterable[tuple[float, float]]) -> float:
-    """How long at least one of the spans (start, end) lasted."""
+    """Length of the union of spans (start, end)."""
     total, until = 0.0, float("-inf")
     for start, end in sorted(spans):
         total += max(0.0, end - max(start, until))
@@ -59,21 +59,21 @@ def busy(spans: Iterable[tuple[float, float]]) -> float:
 
 
 def read_profile(folder: Path) -> tuple[dict[str, tuple[int, float]], list[tuple[float, float]]]:
-    """How many kernels of each type ran, for how many milliseconds; and all their spans, as the profiler wrote them."""
+    """Read the files of the profiler: count and milliseconds of each type of kernel, and the spans (ms) of all runs."""
     (types,) = folder.rglob("cpu_op_type_info_*.csv")
     (stamps,) = folder.rglob("cpu_op_execute_timestamp_*.txt")
     with types.open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     spans = []
     for line in stamps.read_text(encoding="utf-8").splitlines():
-        for run in line.split(";")[2].split():  # of one kernel: nanoseconds of the start, milliseconds
+        for run in line.split(";")[2].split():  # a run of the kernel: start in nanoseconds, length in milliseconds
             start, length = run.split(",")[:2]
             spans.append((int(start) / 1e6, int(start) / 1e6 + float(length)))
     return {row["op_type"]: (int(row["type_occurrences"]), float(row["total_compute_time"])) for row in rows}, spans
 
 
 def measure(step: Callable[..., Tensor], batch: tuple[Tensor, ...], steps: int) -> dict[str, Any]:
-    """One kind of step: wall time, number of kernels, milliseconds by type and kind, all of one step."""
+    """Profile one kind of step; per step: wall time, number of kernels, milliseconds by type and by kind of kernel."""
     for _ in range(SPIN_UP):
         step(*batch).asnumpy()
     with tempfile.TemporaryDirectory() as folder:
@@ -104,7 +104,7 @@ def measure(step: Callable[..., Tensor], batch: tuple[Tensor, ...], steps: int) 
 
 
 def table(name: str, results: dict[str, dict[str, Any]]) -> Table:
-    """Kinds in rows, steps in columns."""
+    """Make a table with kinds of kernels in rows and kinds of steps in columns."""
     made = Table(title=f"{name}, ms of one step", title_justify="left")
     made.add_column("")
     for phase in results:

@@ -1,17 +1,19 @@
-"""What THOR's steps take on 1, 2, 4 processes of this machine, for each way to share the inverses.
+"""Times of THOR's steps on 1, 2, 4 processes of this machine, for each way to share the inverses.
 
     python scripts/bench/ranks.py [--network autoencoder] [--batch 250] [--processes 1 2 4] [--out ranks.json]
 
-Every process trains with a batch of its own (weak scaling) and with one thread, whatever their number, so that up to as
-many processes as cores have a core each; beyond that they compete. Plain step, curvature step, refresh of every layer
-and a first-order step (nn.Momentum, gradients averaged) alternate within a job; a time is the median over rounds, of
-the slowest rank. Bytes are what a rank puts into collectives, whatever the algorithm then makes of them. "apart" sends
-nothing: as many processes, each training for itself, at the same time. What it takes longer than one process alone is
-the price of shared memory and cores, and what the others take longer than it, that of the messages; its times are what
-``thor plan`` has to be given.
+Every process trains with a batch of its own (weak scaling) and with one thread, so that processes compete for cores
+only if there are more processes than cores. Plain step, curvature step, refresh of every layer and a first-order step
+(nn.Momentum, gradients averaged) alternate within a job. A time is the median over the rounds, of the slowest rank.
+Bytes are the sizes of the tensors that a rank passes to collectives, whatever the collective's algorithm sends.
 
-An interrupted measurement goes on with the same command. ``--out`` takes the numbers; ``ranks-2.json`` beside it, with
-those of one number of processes, is what ``thor plan --measured`` compares its predictions with.
+The strategy "apart" has no collectives: the same number of processes train independently at the same time. Its extra
+time over one process is the cost of shared memory and cores, and the extra time of the other strategies over "apart" is
+the cost of the collectives. ``thor plan`` needs the times of "apart".
+
+An interrupted measurement goes on with the same command. ``--out`` takes all numbers. A file for each number of
+processes, such as ``ranks-2.json`` in the same folder, is the input of ``thor plan --measured``, which compares its
+predictions with it.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ Line = dict[str, Any]
 
 
 def strategies(ranks: int) -> dict[str, thor.Sharing | None]:
-    """Ways to share, by the names that thor plan gives them."""
+    """Ways to share the inverses among ranks, by their names in thor plan; None for no collectives."""
     if ranks == 1:
         return {"naive": None}
     found = {APART: None, "naive": thor.Sharing(shared=False), "all": thor.Sharing()}
@@ -58,7 +60,10 @@ def strategies(ranks: int) -> dict[str, thor.Sharing | None]:
 
 
 def measure(name: str, batch: int, rounds: int, strategy: str, ranks: int) -> Line:
-    """On every rank: each kind of step in turn; milliseconds of the slowest rank, bytes of the one that sends most."""
+    """Time each kind of step in turn: milliseconds of the slowest rank, bytes of the rank that sends most.
+
+    Every rank must call this.
+    """
     sharing = strategies(ranks)[strategy]
     phases = ThorPhases(name, batch, **({} if sharing is None else {"sharing": sharing}))
     net, loss_fn, inputs = network(name, batch)
@@ -66,9 +71,9 @@ def measure(name: str, batch: int, rounds: int, strategy: str, ranks: int) -> Li
     first = first_order_step(net, loss_fn, ranks=1 if sharing is None else ranks)
     steps = {"first_order": first} | phases.phases()
     times = np.zeros((rounds, len(KINDS)), np.float32)
-    for turn in range(-2, rounds):  # two to compile and to warm up
+    for turn in range(-2, rounds):  # the first two compile and warm up
         for index, kind in enumerate(KINDS):
-            _meet(ranks)
+            _barrier(ranks)
             start = time.perf_counter()
             steps[kind](*inputs).asnumpy()
             if turn >= 0:
@@ -78,7 +83,7 @@ def measure(name: str, batch: int, rounds: int, strategy: str, ranks: int) -> Li
     weights = 4 * sum(weight.size for weight in phases.optimizer.inner.parameters)
     bytes_sent = [0 if sharing is None else weights, sent.get("plain", 0), sent.get("curvature", 0), refresh]
     own = [*np.median(times, 0), *bytes_sent, phases.optimizer.memory()["total"]]
-    worst = _everyones(np.array(own, np.float32), ranks).max(0)
+    worst = _all_gather(np.array(own, np.float32), ranks).max(0)
     count = len(KINDS)
     return {
         "ms": dict(zip(KINDS, map(float, worst[:count]), strict=True)),
@@ -87,19 +92,19 @@ def measure(name: str, batch: int, rounds: int, strategy: str, ranks: int) -> Li
     }
 
 
-def _meet(ranks: int) -> None:
-    _everyones(np.zeros(1, np.float32), ranks)
+def _barrier(ranks: int) -> None:
+    _all_gather(np.zeros(1, np.float32), ranks)
 
 
-def _everyones(values: np.ndarray, ranks: int) -> np.ndarray:
-    """The vectors of all ranks [ranks, n]."""
+def _all_gather(values: np.ndarray, ranks: int) -> np.ndarray:
+    """Gather the vectors [n] of all ranks: [ranks, n]."""
     if ranks == 1:
         return values[None]
     return ops.AllGather()(Tensor(values)).asnumpy().reshape(ranks, -1)
 
 
 def work(arguments: argparse.Namespace) -> None:
-    """One process: one strategy."""
+    """Run one process of a job, with one strategy; rank 0 writes the result."""
     thor.device.select("CPU")
     ms.set_context(mode=ms.GRAPH_MODE)
     ranks, rank = arguments.in_job, 0
@@ -116,7 +121,7 @@ def work(arguments: argparse.Namespace) -> None:
 
 
 def run_job(arguments: argparse.Namespace, ranks: int, strategy: str) -> Line:
-    """Let msrun start the workers; what they measured."""
+    """Let msrun start the workers, and return their result."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         found = folder / "found.json"
@@ -127,7 +132,7 @@ def run_job(arguments: argparse.Namespace, ranks: int, strategy: str) -> Line:
 
 
 def table(lines: list[Line]) -> Table:
-    """One row a job."""
+    """Make a table with a row for each job."""
     shown = Table(title="ms (MiB into collectives)")
     for head in ("processes", "strategy", *KINDS, "state, MiB"):
         shown.add_column(head.replace("_", " "), justify="left" if head == "strategy" else "right")
@@ -160,7 +165,7 @@ def main() -> int:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     console = Console()
     about = {"network": arguments.network, "batch": arguments.batch, "rounds": arguments.rounds}
-    lines = _done(arguments.out, about)
+    lines = _finished_jobs(arguments.out, about)
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     for ranks in arguments.processes:
         for strategy in [name for name in strategies(ranks) if name in arguments.strategies]:
@@ -182,8 +187,8 @@ def main() -> int:
     return 0
 
 
-def _done(path: Path, about: Line) -> list[Line]:
-    """What an earlier, interrupted run of the same measurement has left."""
+def _finished_jobs(path: Path, about: Line) -> list[Line]:
+    """The results that an interrupted run of the same measurement has left."""
     if not path.is_file():
         return []
     found = json.loads(path.read_text(encoding="utf-8"))
@@ -191,7 +196,7 @@ def _done(path: Path, about: Line) -> list[Line]:
 
 
 def _for_plan_command(apart: Line, measured: Path) -> str:
-    """What thor plan needs to know of the computing, from processes that send nothing."""
+    """The command line of thor plan, with the computing times of the strategy "apart"."""
     times = apart["ms"]
     parts = {
         "step": times["first_order"],
@@ -203,7 +208,7 @@ def _for_plan_command(apart: Line, measured: Path) -> str:
 
 
 def _for_plan(line: Line) -> Line:
-    """As thor plan --measured reads it."""
+    """A result in the format of thor plan --measured."""
     times = {f"{kind}_ms": line["ms"][kind] for kind in ("plain", "curvature", "refresh")}
     return {"devices": line["devices"], "strategy": line["strategy"], **times}
 

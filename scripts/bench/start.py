@@ -1,10 +1,10 @@
-"""What one waits for before training runs: imports, compilation, and the first steps, of THOR and of Momentum.
+"""Start-up times of THOR and of Momentum: imports, compilation, and the first steps.
 
     python scripts/bench/start.py [--network lenet resnet20] [--resnet50] [--repeats 5] [--out start.json]
 
 Every measurement has a process of its own, since the second import and the second compilation of a process are cheaper.
-A first step is its graphs' compilation, and a run of them; compilation is also told by graph: MindSpore's own function
-for it is timed. THOR's first step of all gathers, refreshes and applies (graphs *curvature* and *apply*); its first
+A first step compiles its graphs and runs them. Compilation is also reported for each graph, by timing the function of
+MindSpore that compiles. THOR's very first step refreshes (it compiles the graphs *curvature* and *apply*); its first
 step without refresh compiles *plain*.
 """
 
@@ -37,20 +37,20 @@ SCRIPT = Path(__file__).resolve()
 ROOT = SCRIPT.parents[2]
 MODULES = ("mindspore", "thor.train_step", "first_order")
 NETWORKS = ("lenet", "resnet8", "resnet20", "autoencoder")
-GRAPHS = ("curvature", "apply", "plain")  # as TrainStep calls them
+GRAPHS = ("curvature", "apply", "plain")  # names of TrainStep's graphs
 IMPORT = "import time; begin = time.perf_counter(); import {}; print(time.perf_counter() - begin)"
 
 
 @contextmanager
 def compilations() -> Iterator[dict[str, float]]:
-    """Within, the seconds that MindSpore takes to compile each function, by its name."""
+    """Context that yields the seconds of MindSpore's compilation of each function, by the function's name."""
     seconds: dict[str, float] = {}
     original = api._JitExecutor.compile
 
     def measured(self, *arguments, **options):
         begin = time.perf_counter()
         phase = original(self, *arguments, **options)
-        seconds.setdefault(self.fn.__name__, time.perf_counter() - begin)  # later calls find the graph compiled
+        seconds.setdefault(self.fn.__name__, time.perf_counter() - begin)  # only the first call compiles
         return phase
 
     api._JitExecutor.compile = measured
@@ -61,7 +61,7 @@ def compilations() -> Iterator[dict[str, float]]:
 
 
 def measure_thor(name: str) -> dict[str, Any]:
-    """Seconds of THOR's construction, of its first two steps with and without refresh, and of each graph."""
+    """Seconds of THOR's construction, its first two steps with and without refresh, and each graph's compilation."""
     with compilations() as graphs:
         begin = time.perf_counter()
         phases = ThorPhases(name)
@@ -73,7 +73,7 @@ def measure_thor(name: str) -> dict[str, Any]:
 
 
 def measure_momentum(name: str) -> dict[str, Any]:
-    """Seconds of the first two steps of nn.Momentum, and of its one graph."""
+    """Seconds of the first two steps of nn.Momentum, and of its graph's compilation."""
     thor.device.allow_deep_graphs()  # as TrainStep does: ResNet-50 needs it
     net, loss_fn, batch = network(name)
     thor.device.fast_convolutions(net)
@@ -86,13 +86,13 @@ MEASUREMENTS = {"thor": measure_thor, "momentum": measure_momentum}
 
 
 def in_fresh_process(*command: str) -> Any:
-    """The JSON that a Python process in the project's folder prints last."""
+    """Run a new Python process, and return the JSON in the last line that it prints."""
     printed = subprocess.run([sys.executable, *command], check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT).stdout
     return json.loads(printed.splitlines()[-1])
 
 
 def import_times(repeats: int) -> dict[str, list[float]]:
-    """Seconds of each import, module after module in turn, so that a busy minute hits all of them."""
+    """Seconds of each module's import; the modules alternate, so that a slow phase of the machine affects all."""
     times: dict[str, list[float]] = {module: [] for module in MODULES}
     for _ in range(repeats):
         for module, found in times.items():
@@ -101,7 +101,7 @@ def import_times(repeats: int) -> dict[str, list[float]]:
 
 
 def _table(title: str, first: str, *columns: str) -> Table:
-    """An empty table of a column of names and some of numbers."""
+    """Make an empty table with a column of names and some columns of numbers."""
     table = Table(title=title)
     table.add_column(first)
     for column in columns:
@@ -110,7 +110,7 @@ def _table(title: str, first: str, *columns: str) -> Table:
 
 
 def imports_table(times: dict[str, list[float]]) -> Table:
-    """Median, least and most seconds of each import."""
+    """Make the table of imports: median, minimum and maximum of the seconds of each."""
     table = _table("import, s", "module", "median", "least", "most")
     for module, found in times.items():
         table.add_row(module, *(f"{value:.2f}" for value in (statistics.median(found), min(found), max(found))))
@@ -118,7 +118,7 @@ def imports_table(times: dict[str, list[float]]) -> Table:
 
 
 def starts_tables(results: dict[str, dict[str, Any]]) -> list[Table]:
-    """Compilation by graph, and first and second steps; a row for each network."""
+    """Make the tables of compilation by graph and of first and second steps, with a row for each network."""
     compilation = _table("compilation, s", "network", *(f"THOR {graph}" for graph in GRAPHS), "Momentum")
     kinds = [(which, kind) for which in ("THOR refresh", "THOR plain", "Momentum") for kind in ("1st", "2nd")]
     steps = _table("steps, s", "network", *(f"{which} {kind}" for which, kind in kinds))

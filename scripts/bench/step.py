@@ -1,11 +1,12 @@
-"""What a step costs: Momentum, THOR's plain step, its curvature step, its refresh, as ratios of one interleaved run.
+"""Step times of Momentum and of THOR (plain step, curvature step, refresh), as ratios from one interleaved run.
 
     python scripts/bench/step.py [--network resnet20 lenet autoencoder bert] [--rounds 15] [--out bench.json]
 
-Two baselines: *Momentum* is ``nn.Momentum`` in the same kind of compiled step as THOR's (with the finite check, whose
-branch makes it faster on a CPU); *TrainOneStepCell* is MindSpore's own step. Ratios are to the first, the faster one,
-round by round, and their median over the rounds counts.
-*Amortised* is the mean step when every ``--interval`` refreshes all layers and gathers factors ten times.
+There are two baselines. *Momentum* is ``nn.Momentum`` in the same kind of compiled step as THOR's, with its finite
+check. *TrainOneStepCell* is MindSpore's step. Ratios are to *Momentum*, the faster baseline: one ratio per round, and
+the median over the rounds is reported.
+*Amortised* is the mean step time over ``--interval`` steps, of which one refreshes all layers and about ten gather
+factors.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("GLOG_v", "3")  # MindSpore: errors only, before it is imported
+os.environ.setdefault("GLOG_v", "3")  # errors only; must be set before MindSpore is imported
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import mindspore as ms
@@ -45,28 +46,28 @@ from thor.settings.options import default_factor_interval
 from thor.step.finite_check import looker
 
 NEVER = 2**31 - 1
-SPIN_UP = 2  # steps of each kind that compile and warm up
+SPIN_UP = 2  # first steps of each kind, which compile and warm up, and are not timed
 CLASSIFIERS: dict[str, tuple[Callable[[], nn.Cell], int, tuple[int, int, int, int]]] = {
     "lenet": (lenet5, 10, (128, 1, 28, 28)),
     "resnet8": (resnet8, 10, (128, 3, 32, 32)),
     "resnet20": (resnet20, 10, (128, 3, 32, 32)),
     "resnet50": (resnet50, 1000, (4, 3, 224, 224)),
 }
-WORDS, TOKENS, HIDDEN = 8000, 128, 19  # of BERT: vocabulary, length of a sequence, hidden words in each
+WORDS, TOKENS, HIDDEN = 8000, 128, 19  # for BERT: vocabulary size, sequence length, masked tokens per sequence
 NETWORKS = ("autoencoder", "bert", *CLASSIFIERS)
 OWN = "TrainOneStepCell"
-PHASES = ("Momentum", OWN, "plain", "curvature", "refresh")  # as they are told
+PHASES = ("Momentum", OWN, "plain", "curvature", "refresh")  # in the order of the report
 
 
 def reconstruction(output: Tensor, image: Tensor) -> Tensor:
-    """Squared error, summed over pixels, mean over the batch."""
+    """Squared error, summed over pixels, averaged over the batch."""
     return ops.square(output - image).sum(-1).mean()
 
 
 def network(name: str, batch: int | None = None) -> tuple[nn.Cell, Callable[..., Tensor], tuple[Tensor, ...]]:
-    """Network, ready to train, loss and one batch, of so many examples."""
+    """Return a network in training mode, its loss, and one batch (`batch` examples, or the network's default)."""
     net, loss_fn, inputs = _network(name, batch)
-    net.set_train()  # TrainStep does so: a baseline that only evaluates has another, faster BatchNorm
+    net.set_train()  # as TrainStep does; in evaluation mode, BatchNorm would be faster
     return net, loss_fn, inputs
 
 
@@ -91,7 +92,14 @@ def _network(name: str, batch: int | None) -> tuple[nn.Cell, Callable[..., Tenso
 def first_order_step(
     net: nn.Cell, loss_fn: Callable[..., Tensor], optimizer: nn.Optimizer | None = None, ranks: int = 1
 ) -> Callable[..., Tensor]:
-    """nn.Momentum, or another optimizer, in a compiled step with a finite check; gradients are means over ranks."""
+    """Return a compiled step of a first-order optimizer, with a finite check and gradients averaged over ranks.
+
+    Args:
+        net: The network.
+        loss_fn: Its loss, called with output and label.
+        optimizer: nn.Momentum unless given.
+        ranks: Ranks of the job.
+    """
     optimizer = optimizer or nn.Momentum(net.trainable_params(), 1e-5, 0.9)
     mean, look = mean_over_ranks(ranks, [weight.shape for weight in optimizer.parameters]), looker()
 
@@ -112,7 +120,7 @@ def first_order_step(
 
 
 class WithLoss(nn.Cell):
-    """``nn.WithLossCell`` for networks of any number of inputs."""
+    """``nn.WithLossCell`` for networks with any number of inputs."""
 
     def __init__(self, net: nn.Cell, loss_fn: Callable[..., Tensor]):
         super().__init__(auto_prefix=False)
@@ -123,8 +131,8 @@ class WithLoss(nn.Cell):
         return self.loss_fn(self.net(*inputs[:-1]), inputs[-1])
 
 
-def own_step(net: nn.Cell, loss_fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """MindSpore's TrainOneStepCell, compiled."""
+def train_one_step_cell(net: nn.Cell, loss_fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return a compiled step of MindSpore's TrainOneStepCell with nn.Momentum."""
     cell = nn.TrainOneStepCell(WithLoss(net, loss_fn), nn.Momentum(net.trainable_params(), 1e-5, 0.9))
 
     @ms.jit
@@ -135,7 +143,10 @@ def own_step(net: nn.Cell, loss_fn: Callable[..., Tensor]) -> Callable[..., Tens
 
 
 class Forced:
-    """A TrainStep whose next step is of one kind. To ask for it is no part of the step: ``timed`` does so before."""
+    """A TrainStep whose steps are all of one kind; ``ask`` sets the kind of the next one.
+
+    Setting the kind is not part of the step, so ``timed`` calls ``ask`` before it starts the clock.
+    """
 
     def __init__(self, step: thor.TrainStep, gather: int, refresh: int):
         self.step, optimizer = step, step.optimizer
@@ -151,7 +162,7 @@ class Forced:
 
 
 class ThorPhases:
-    """One TrainStep whose next step is forced to be plain, curvature, or refresh."""
+    """A TrainStep that can be forced to do a plain step, a curvature step or a refresh."""
 
     def __init__(self, name: str, batch: int | None = None, **options: Any):
         net, loss_fn, self.batch = network(name, batch)
@@ -179,20 +190,20 @@ def measure(name: str, rounds: int, size: int | None, own: bool, options: dict[s
     thor.device.fast_convolutions(net)
     phases = ThorPhases(name, size, **options)
     momentum = first_order_step(net, loss_fn)
-    found = summary(take_turns(phases.phases() | {"Momentum": momentum}, batch, rounds))
-    if own:  # in turns apart: its threads go on spinning beside the step after it
+    found = summary(interleaved(phases.phases() | {"Momentum": momentum}, batch, rounds))
+    if own:  # in separate rounds, since its threads keep spinning and would slow the step after it
         other, _, _ = network(name, size)
         thor.device.fast_convolutions(other)
-        apart = summary(take_turns({"Momentum": momentum, OWN: own_step(other, loss_fn)}, batch, rounds))
+        separate = summary(interleaved({"Momentum": momentum, OWN: train_one_step_cell(other, loss_fn)}, batch, rounds))
         for what, of_phases in found.items():
-            of_phases[OWN] = apart[what][OWN]
+            of_phases[OWN] = separate[what][OWN]
     return found | {"state_bytes": phases.optimizer.memory()["total"]}
 
 
-def take_turns(
+def interleaved(
     steps: dict[str, Callable[..., Tensor]], batch: tuple[Tensor, ...], rounds: int
 ) -> dict[str, list[float]]:
-    """Milliseconds of each, in rounds with an order drawn anew; what is compiled is compiled in the order given."""
+    """Milliseconds of each step. Each round has a random order, but the steps are compiled in the given order."""
     times: dict[str, list[float]] = {phase: [] for phase in steps}
     rng = random.Random(0)
     for index in range(rounds + SPIN_UP):
@@ -204,9 +215,9 @@ def take_turns(
 
 
 def summary(times: dict[str, list[float]]) -> dict[str, Any]:
-    """Medians and quartiles of each phase's milliseconds; and its ratio, the median of each round's to Momentum's.
+    """Median and quartiles of each phase's milliseconds, and the median over the rounds of its ratio to Momentum.
 
-    A machine that is slow for some seconds is slow for a whole round, so the rounds' ratios scatter less than times.
+    A slow phase of the machine affects all steps of a round, so the ratios scatter less than the times.
     """
     baseline = np.array(times["Momentum"])
     return {
@@ -217,14 +228,14 @@ def summary(times: dict[str, list[float]]) -> dict[str, Any]:
 
 
 def amortised(times: dict[str, float], interval: int) -> float:
-    """The mean step over an interval, of which one step refreshes and about ten gather; in what ``times`` are in."""
+    """Mean time per step (in the unit of ``times``) of an interval in which one step refreshes and about ten gather."""
     gathers = math.ceil(interval / default_factor_interval(interval))
     curvature = (gathers - 1) * times["curvature"] + times["refresh"]
     return (curvature + (interval - gathers) * times["plain"]) / interval
 
 
 def peak_memory(name: str, which: str, size: int | None, options: dict[str, Any]) -> int:
-    """Peak bytes, as ``held`` counts them, of a process of its own that does a few steps."""
+    """Peak bytes, as counted by ``peak_bytes``, of a new process that does a few steps."""
     command = [sys.executable, __file__, "--device", thor.device.current(), "--peak", name, which]
     for option, value in options.items():
         command += [f"--{option.replace('_', '-')}", str(value)]
@@ -234,9 +245,9 @@ def peak_memory(name: str, which: str, size: int | None, options: dict[str, Any]
 
 
 def run_for_peak(name: str, which: str, size: int | None, options: dict[str, Any]) -> None:
-    """A few steps of each kind, then this process's peak memory."""
+    """Do a few steps of each kind, then print this process's peak memory."""
     if which == "momentum":
-        thor.device.allow_deep_graphs()  # as TrainStep does: ResNet-50 needs it
+        thor.device.allow_deep_graphs()  # as TrainStep does; ResNet-50 needs it
         net, loss_fn, batch = network(name, size)
         thor.device.fast_convolutions(net)
         step = first_order_step(net, loss_fn)
@@ -247,16 +258,16 @@ def run_for_peak(name: str, which: str, size: int | None, options: dict[str, Any
         for phase in phases.phases().values():
             timed(phase, phases.batch)
             timed(phase, phases.batch)
-    print("PEAK", held())
+    print("PEAK", peak_bytes())
 
 
-def held() -> int:
-    """The most bytes that this process has held: of the device's memory, or where that is the host's, of resident."""
+def peak_bytes() -> int:
+    """Peak bytes of this process: of the device's memory, or on a CPU of resident memory."""
     return own_peak() if thor.device.current() == "CPU" else int(ms.runtime.max_memory_allocated())
 
 
 def report(name: str, result: dict[str, Any]) -> None:
-    """The times of one network, as they are known."""
+    """Print the times of one network."""
     print(f"{name}: curvature state {result['state_bytes'] / 2**20:.1f} MiB")
     for phase in (each for each in PHASES if each in result["ms"]):
         median = result["ms"][phase]
@@ -268,7 +279,7 @@ def report(name: str, result: dict[str, Any]) -> None:
 
 
 def report_peaks(peaks: dict[str, int]) -> None:
-    """The peak memory of a process of each optimizer."""
+    """Print the peak memory of Momentum's and THOR's processes, and their ratio."""
     mib = {which: peak / 2**20 for which, peak in peaks.items()}
     ratio = peaks["thor"] / peaks["momentum"]
     print(f"  peak memory: Momentum {mib['momentum']:.0f} MiB, THOR {mib['thor']:.0f} MiB ({ratio:.2f} x)", flush=True)

@@ -1,4 +1,4 @@
-"""Why a job's process has ended, from its exit status and its log."""
+"""Finds out why a process of a job has ended, from its exit status and its log."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from scripts.common.errors import INTERRUPTED, STOPPED
 
 
 class Kind(IntEnum):
-    """What it was, from the cause of a failure to what may only follow from another rank's."""
+    """Kinds of causes. If several ranks failed, the lowest kind is the cause: a higher one may only follow from it."""
 
-    USER = 0  # a message for the user: the same again would fail again
+    USER = 0  # a message for the user; a restart would fail again
     MEMORY = 1
     EXCEPTION = 2
     SIGNAL = 3
@@ -23,7 +23,7 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True)
 class Cause:
-    """Why a process has ended, in one line."""
+    """The reason why a process has ended, in one line."""
 
     kind: Kind
     message: str
@@ -31,7 +31,7 @@ class Cause:
 
 _TRACEBACK = "Traceback (most recent call last):"
 _USER_ERROR = re.compile(r"^error: (.+)$", re.MULTILINE)
-_EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(?::.*|$)")  # the line behind the frames, which are indented
+_EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(?::.*|$)")  # the line after the frames, which are indented
 _MEMORY = re.compile(
     r"MemoryError|bad_alloc|out of memory|memory not enough|(?:alloc\w*|malloc) [\w ]*memory[\w ]* fail|"
     r"device memory is insufficient",
@@ -41,11 +41,11 @@ _COLLECTIVE = re.compile(
     r"AllReduce|AllGather|Broadcast|collective|mccl|hccl|nccl|timed out node|state of the cluster|abnormal nodes",
     re.IGNORECASE,
 )
-_WORDS = 300  # characters of a message that are shown
+_MAX_CHARACTERS = 300  # longest message that is shown, in characters
 
 
 def of_log(text: str) -> Cause | None:
-    """What a log says: the last traceback or message for the user, or what the C++ runtime printed."""
+    """The cause that a log shows: its last traceback or message for the user, or a memory error of the C++ runtime."""
     told = list(_USER_ERROR.finditer(text))
     begin = text.rfind(_TRACEBACK)
     if told and told[-1].start() > begin:
@@ -57,15 +57,15 @@ def of_log(text: str) -> Cause | None:
             return Cause(Kind.COLLECTIVE if kind is Kind.EXCEPTION and _COLLECTIVE.search(message) else kind, message)
     for line in reversed(text.splitlines()):
         if _MEMORY.search(line):
-            return Cause(Kind.MEMORY, line.strip()[:_WORDS])
+            return Cause(Kind.MEMORY, line.strip()[:_MAX_CHARACTERS])
     return None
 
 
 def _exception(block: str) -> str | None:
     """The exception of a traceback, without the call stacks that MindSpore adds.
 
-    Its message may begin on the exception's line, or below in a section of its own:  RuntimeError:, - Kernel error:,
-    Launch kernel failed: ...
+    The message may begin on the exception's line, or below it in a section with a heading, as in the three lines
+    `RuntimeError:`, `- Kernel error:`, `Launch kernel failed: ...`.
     """
     lines = block.splitlines()[1:]
     for number, line in enumerate(lines):
@@ -78,12 +78,12 @@ def _exception(block: str) -> str | None:
                 if decoration or more.startswith(("[", "Traceback")):
                     break
                 words.append(more.strip())
-            return " ".join(words)[:_WORDS]
+            return " ".join(words)[:_MAX_CHARACTERS]
     return None
 
 
 def of_status(status: int) -> Cause:
-    """What an exit status says; negative ones are signals."""
+    """The cause that an exit status shows; a negative status is a signal."""
     if status >= 0:
         return Cause(Kind.STATUS, f"ended with exit status {status}")
     try:
@@ -100,12 +100,12 @@ def of_status(status: int) -> Cause:
 
 
 def of_process(status: int | None, log: str) -> Cause | None:
-    """Why a process has ended; None where neither its status (None: not known) nor its log tells."""
+    """The cause of a process's end; None if neither its status (None: unknown) nor its log shows one."""
     if status in (STOPPED, INTERRUPTED):
-        return of_status(status)  # the program's own word: what else its log tells of, it has got over
+        return of_status(status)  # the program ended as requested, so errors in its log did not end it
     told = of_log(log)
     if status is not None and status < 0 and (told is None or told.kind is not Kind.MEMORY):
-        return of_status(status)  # whoever is killed has not finished a message of its own
+        return of_status(status)  # a killed process did not end by an error of its own
     if told is not None:
         return told
     return None if status is None else of_status(status)

@@ -1,15 +1,17 @@
 """Train on several devices: python scripts/cluster/launch.py --devices 8 --restarts 3 -- --config FILE [--key value].
 
-What follows `--` goes to scripts/train.py, which every process runs. The output of the host's first rank is shown; all
-logs are in --log-dir, which one job at a time has. A process that is killed, fails, hangs or leaves early ends the
-whole job, with one line that names the rank and the cause; with --restarts the job then goes on from its last
-checkpoint. Ctrl-C, SIGTERM and a file `stop` in the run's folder end it after the step under way, with a checkpoint.
+The arguments after `--` go to scripts/train.py, which every process runs. The output of the host's first rank is shown;
+all logs are in --log-dir, which only one job may use at a time. A process that is killed, fails, hangs or exits early
+ends all processes of the job, with one line that names the rank and the cause; with --restarts the job then resumes
+from its last checkpoint. Ctrl-C, SIGTERM and a file `stop` in the run's folder end the job after the current step, with
+a checkpoint.
 
-On several hosts, run the same command on each, with --nodes N, --node-rank R, and --master and --port of host 0; the
-run's folder must be one that all of them share, and --log-dir one of each host's own. Restarts count ports up from
---port, one for each attempt, so that no process meets what an earlier attempt has left.
+On several hosts, run the same command on each, with --nodes N, --node-rank R, and --master and --port of host 0. All
+hosts must share the run's folder; --log-dir must be different on each. Attempt number i uses --port + i, so that no
+process connects to the remains of an earlier attempt.
 
-Exit status: 0; 1 for a failure; 2 for what you must mend; 3 after the file `stop`; 130 after Ctrl-C or SIGTERM.
+Exit status: 0; 1 for a failure; 2 for an error that you must correct; 3 after the file `stop`; 130 after Ctrl-C or
+SIGTERM.
 """
 
 from __future__ import annotations
@@ -59,7 +61,7 @@ def launch(
     script: Annotated[Path, typer.Option(help="the program; it must know --resume auto, for restarts")] = TRAIN,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="show the command and its environment only")] = False,
 ) -> None:
-    """Run the job; see the module's text."""
+    """Run the job; the module's docstring is the help text."""
     if port is not None and port + restarts > 65535:
         raise UserError(f"port = {port}: must leave one for each restart, and {port} + {restarts} is above 65535")
     if nodes > 1 and port is None:
@@ -70,7 +72,7 @@ def launch(
     def job(attempt: int, begun: bool = False) -> Job:
         return Job(
             script=script,
-            arguments=tuple(arguments) if attempt == 0 else going_on(arguments, begun),
+            arguments=tuple(arguments) if attempt == 0 else restart_arguments(arguments, begun),
             log_dir=log_dir / f"attempt-{attempt}",
             devices=devices,
             nodes=nodes,
@@ -82,7 +84,7 @@ def launch(
         )
 
     if dry_run:
-        typer.echo(described(job(0)))
+        typer.echo(shell_command(job(0)))
         return
     limits = Limits(hang=hang_seconds, start=start_seconds, grace=grace_seconds)
     with occupied(log_dir, True, "--log-dir"), counting_requests() as asked:
@@ -97,10 +99,10 @@ def launch(
     raise typer.Exit(_ended(outcome))
 
 
-def going_on(arguments: Sequence[str], begun: bool = True) -> tuple[str, ...]:
-    """Arguments of a restart: it goes on from what the attempts before have left, and removes none of it.
+def restart_arguments(arguments: Sequence[str], begun: bool = True) -> tuple[str, ...]:
+    """The program's arguments for a restart: it resumes what earlier attempts have left, without --overwrite.
 
-    Unless none of them has begun: then what --overwrite was to remove may be there still, and is no run to go on with.
+    If no attempt has begun training, --overwrite remains: the run that it was to remove may still be there.
     """
     if OVERWRITE in arguments and not begun:
         return tuple(arguments)
@@ -109,14 +111,14 @@ def going_on(arguments: Sequence[str], begun: bool = True) -> tuple[str, ...]:
 
 
 def _ended(outcome: Outcome) -> int:
-    """Say how the job ended, if there is something to say; its exit status."""
+    """Print the outcome's message, if it has one; return its exit status."""
     if outcome.message:
         typer.echo(f"{'error: ' if outcome.status in (1, 2) else ''}{outcome.message}", err=True)
     return outcome.status
 
 
-def described(job: Job) -> str:
-    """The command as a shell would take it, after what it adds to the environment."""
+def shell_command(job: Job) -> str:
+    """The job's command for a shell, preceded by the variables that it adds to the environment."""
     added = {name: value for name, value in job.environment({}).items() if os.environ.get(name) != value}
     added["PATH"] = f"{job.environment({})['PATH'].split(os.pathsep)[0]}{os.pathsep}$PATH"
     lines = [f"{name}={value if name == 'PATH' else shlex.quote(value)}" for name, value in sorted(added.items())]
@@ -125,7 +127,7 @@ def described(job: Job) -> str:
 
 @contextmanager
 def counting_requests() -> Iterator[Sequence[int]]:
-    """Within, SIGINT and SIGTERM are noted in what it gives, instead of ending the launcher."""
+    """Context in which SIGINT and SIGTERM do not end the launcher; the yielded list collects their numbers."""
     seen: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:

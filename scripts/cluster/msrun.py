@@ -26,13 +26,13 @@ class Job:
         script: The program that every process runs.
         arguments: Its arguments.
         log_dir: Folder of worker_N.log, scheduler.log and msrun.log.
-        devices: Processes on this host, one a device.
+        devices: Processes on this host, one per device.
         nodes: Hosts of the job, each with equally many devices.
-        node_rank: This host among them; 0 is the one at `master`.
+        node_rank: This host's number; 0 is the host at `master`.
         master: Address of host 0, where msrun's scheduler runs.
-        port: Its port.
-        timeout: Seconds for all processes to come together, and on Ascend for a collective to wait.
-        began: time.time() of the first attempt: the file `stop`, made since, asks any of them to end.
+        port: Port of the scheduler.
+        timeout: Seconds for all processes to connect, and on Ascend for a collective to wait.
+        began: time.time() of the job's first attempt. A file `stop` that is newer asks the job to end.
     """
 
     script: Path
@@ -68,7 +68,7 @@ class Job:
 
     @property
     def command(self) -> list[str]:
-        """The msrun command; it follows none of the logs (--tail_worker_log names a rank that is not there)."""
+        """The msrun command. It shows no log, since --tail_worker_log names a rank that does not exist."""
         world = self.devices * self.nodes
         options = {
             "worker_num": world,
@@ -85,10 +85,11 @@ class Job:
         return [str(msrun), *[f"--{key}={value}" for key, value in options.items()], str(self.script), *self.arguments]
 
     def environment(self, base: Mapping[str, str]) -> dict[str, str]:
-        """An environment for msrun, on top of another: it starts a plain `python`, which must be this one.
+        """The environment for msrun, built from `base`.
 
-        Processes of one host share its cores: each takes its part of the threads, unless OMP_NUM_THREADS is set.
-        The time limits of Ascend's collectives (HCCL) are set unless they are there already; a CPU's are 30 s, fixed.
+        msrun starts a plain `python`, so PATH begins with the folder of this Python. The processes of a host share its
+        cores: OMP_NUM_THREADS is set to each one's part, unless `base` has it. The same holds for the time limits of
+        Ascend's collectives (HCCL); MindSpore's limit for collectives on a CPU is fixed.
         """
         paths = [str(Path(sys.executable).parent), base.get("PATH", os.defpath)]
         modules = [str(ROOT), *([base["PYTHONPATH"]] if base.get("PYTHONPATH") else [])]
@@ -98,14 +99,14 @@ class Job:
 
 
 def free_port() -> int:
-    """A port that nobody listens at just now."""
+    """A port on which nothing listens at the moment."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         return int(probe.getsockname()[1])
 
 
 def run_here(script: Path, arguments: Sequence[object], *, devices: int, folder: Path, seconds: float) -> None:
-    """Run a program as a job on this machine, in ``folder``, and wait; an error with the workers' last words."""
+    """Run a program as a job on this machine, in ``folder``, and wait; errors show the end of the workers' logs."""
     job = Job(
         script=script, arguments=tuple(map(str, arguments)), log_dir=folder / "log", devices=devices, port=free_port()
     )

@@ -1,4 +1,4 @@
-"""The processes of a job on this host: found by a mark in their environment, ended all together."""
+"""The processes of a job on this host: found by a variable in their environment, and ended together."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _GONE = (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess)
 
 
 def members(job: str) -> Iterator[psutil.Process]:
-    """Every living process that was started for a job, by whomever: its environment is inherited."""
+    """Yield every living process of a job. Child processes of any depth count, since they inherit the environment."""
     for process in psutil.process_iter():
         with suppress(*_GONE):
             if process.environ().get(MARK) == job and process.status() != psutil.STATUS_ZOMBIE:
@@ -24,7 +24,7 @@ def members(job: str) -> Iterator[psutil.Process]:
 
 
 def roles(msrun: int) -> dict[str, psutil.Process]:
-    """The children of msrun by what they are: `scheduler`, or the rank of a worker as a text."""
+    """The children of the process `msrun`, by role: `scheduler`, or the rank of a worker as a string."""
     found: dict[str, psutil.Process] = {}
     with suppress(*_GONE):
         for process in psutil.Process(msrun).children():
@@ -49,23 +49,27 @@ def status(process: psutil.Process) -> str:
 
 
 def ask_to_end(processes: list[psutil.Process]) -> None:
-    """SIGTERM, which training answers with a checkpoint."""
+    """Send SIGTERM; training then writes a checkpoint and ends."""
     for process in processes:
         with suppress(*_GONE):
             process.send_signal(signal.SIGTERM)
 
 
 def end_with_parent() -> None:
-    """Between fork and exec: this process is killed when its parent dies (Linux; nothing elsewhere).
+    """Have this process killed when its parent dies (Linux only). Called between fork and exec.
 
-    For msrun, when its launcher is killed; the workers notice that msrun is gone, and end with a checkpoint.
+    So msrun dies with its launcher. The workers notice that msrun is gone, write a checkpoint and end.
     """
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def kill_all(job: str, patience: float = 10.0) -> int:
-    """Kill all of a job's processes and wait until they are gone; how many are left (in an uninterruptible wait)."""
+    """Kill all processes of a job, and wait until they are gone.
+
+    Returns:
+        How many are left after `patience` seconds; these are in an uninterruptible wait.
+    """
     deadline = time.monotonic() + patience
     while left := list(members(job)):
         for process in left:

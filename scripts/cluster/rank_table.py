@@ -1,11 +1,12 @@
-"""The rank table (hccl.json, format 1.0) that older Ascend clusters start from, made and checked.
+"""Makes and checks rank tables (hccl.json, format 1.0), which older Ascend clusters need to start.
 
 python scripts/cluster/rank_table.py make --host 10.0.0.1=hccn-a.conf --host 10.0.0.2=hccn-b.conf --out hccl.json
+
 python scripts/cluster/rank_table.py check hccl.json --ranks 16
 
-A host's devices are given by its /etc/hccn.conf (lines address_0=192.168.100.101), or one after the other as in
-10.0.0.1=192.168.100.101,192.168.101.101. Ranks are numbered through in the order given. Training finds the table by
-RANK_TABLE_FILE, and its place by RANK_ID and RANK_SIZE; msrun needs none of this.
+A host's devices are given by its /etc/hccn.conf (lines address_0=192.168.100.101), or as a list, as in
+10.0.0.1=192.168.100.101,192.168.101.101. Ranks are numbered in the order given. A training process finds the table by
+RANK_TABLE_FILE, and its own rank by RANK_ID and RANK_SIZE; msrun needs none of this.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from thor.runtime.json_files import parse  # noqa: E402
 
 
 def _address(text: str) -> str:
-    """An IP address, as it was written."""
+    """Return the text if it is an IP address."""
     try:
         ipaddress.ip_address(text)
     except ValueError:
@@ -40,7 +41,7 @@ def _address(text: str) -> str:
 
 
 def _number(text: str) -> str:
-    """A whole number as a text, which is how the format has all numbers."""
+    """Return the text if it is a non-negative integer; the format has all numbers as strings."""
     if not text.isdecimal():
         raise ValueError(f"{text!r} must be a whole number >= 0 in quotes")
     return text
@@ -51,7 +52,7 @@ Number = Annotated[str, AfterValidator(_number)]
 
 
 class _Part(BaseModel):
-    """Base of all parts: further keys are allowed, as vendors' tools write some; nothing is converted."""
+    """Base of all parts. Further keys are allowed, since vendors' tools write some; types are not converted."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -77,7 +78,7 @@ class Server(_Part):
 
 
 class RankTable(_Part):
-    """The whole table."""
+    """A rank table; ranks must be 0 to N - 1, and addresses must differ."""
 
     version: Literal["1.0"]
     server_count: Number
@@ -106,14 +107,14 @@ class RankTable(_Part):
 
 
 def _refuse_duplicates(name: str, values: Sequence[str]) -> None:
-    """An error that names what occurs more than once."""
+    """Raise an error that names the values that occur more than once."""
     twice = [value for value, count in Counter(values).items() if count > 1]
     if twice:
         raise ValueError(f"{name} {', '.join(twice)} occurs more than once")
 
 
 def make(hosts: Sequence[tuple[str, Sequence[tuple[int, str]]]]) -> RankTable:
-    """A table of hosts, each with its address and its devices' numbers and addresses."""
+    """Make the table of some hosts, each given by its address and its devices' numbers and addresses."""
     ranks = iter(range(sum(len(devices) for _, devices in hosts)))
     servers = [
         {
@@ -130,7 +131,7 @@ def make(hosts: Sequence[tuple[str, Sequence[tuple[int, str]]]]) -> RankTable:
 
 
 def validate(values: object, source: str) -> RankTable:
-    """A checked table, or an error with one line for each fault."""
+    """Return the values as a table, or raise an error with one line for each fault."""
     try:
         return RankTable.model_validate(values)
     except ValidationError as error:
@@ -138,7 +139,7 @@ def validate(values: object, source: str) -> RankTable:
 
 
 def _lines(error: ValidationError) -> Iterator[str]:
-    """Each fault with its place, as in server_list.0.device.1.device_ip."""
+    """Yield each fault with its place, as in server_list.0.device.1.device_ip."""
     for detail in error.errors():
         place = ".".join(str(part) for part in detail["loc"])
         message = "is missing" if detail["type"] == "missing" else detail["msg"].removeprefix("Value error, ")
@@ -146,7 +147,7 @@ def _lines(error: ValidationError) -> Iterator[str]:
 
 
 def read(path: Path) -> RankTable:
-    """The table in a file, checked."""
+    """Read and check the table in a file."""
     try:
         values = parse(path.read_text())
     except (OSError, UnicodeDecodeError) as error:
@@ -157,7 +158,11 @@ def read(path: Path) -> RankTable:
 
 
 def parse_host(text: str) -> tuple[str, list[tuple[int, str]]]:
-    """ADDRESS=DEVICES, the devices being a hccn.conf or addresses with commas between."""
+    """Parse ADDRESS=DEVICES, where DEVICES is a hccn.conf or a list of addresses separated by commas.
+
+    Returns:
+        The host's address, and number and address of each device.
+    """
     address, equals, devices = text.partition("=")
     if not equals or not devices:
         raise UserError(f"--host {text}: must be ADDRESS=hccn.conf or ADDRESS=IP,IP,...")
@@ -165,7 +170,7 @@ def parse_host(text: str) -> tuple[str, list[tuple[int, str]]]:
     if "," in devices or not (path.is_file() or devices.endswith(".conf")):
         return address, list(enumerate(devices.split(",")))
     try:
-        lines = path.read_text(errors="replace")  # of comments in another encoding
+        lines = path.read_text(errors="replace")  # comments may be in another encoding
     except FileNotFoundError:
         raise UserError(f"--host {text}: {path}: no such file") from None
     except OSError as error:

@@ -1,6 +1,6 @@
 """Job files for clusters, from a few values: python scripts/cluster/render.py volcano|slurm --config FILE [options].
 
-What follows `--` goes to scripts/train.py. The file goes to standard output, or to --file.
+The arguments after `--` go to scripts/train.py. The job file goes to standard output, or to --file.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from scripts.common.errors import run_program, writing  # noqa: E402
 from thor.runtime.errors import UserError  # noqa: E402
 
 TEMPLATES = Path(__file__).parent / "templates"
-PORT = 8118  # of the pods' own network: nobody else is there
+PORT = 8118  # any: the pods have a network of their own
 
-# What a value must look like; all of them go into a file that a cluster executes.
+# The form of each value, and an example. All values are checked, since they go into a file that a cluster executes.
 _FORMS = {
     "name": (r"[a-z]([-a-z0-9]{0,50}[a-z0-9])?", "lower-case letters, digits and dashes, as in resnet50-thor"),
     "namespace": (r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", "lower-case letters, digits and dashes"),
@@ -53,7 +53,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions
 
 
 def render(template: str, values: dict[str, Any]) -> str:
-    """A template with values of the form that each must have."""
+    """Fill a template with values, after checking the form of each."""
     for name, (form, hint) in (_FORMS | {"memory": _MEMORY[template]}).items():
         if name in values and not re.fullmatch(form, values[name]):
             raise UserError(f"{name} = {values[name]!r}: must be {hint}")
@@ -61,7 +61,7 @@ def render(template: str, values: dict[str, Any]) -> str:
 
 
 def training(config: Path, arguments: Sequence[str]) -> str:
-    """Arguments of scripts/train.py for a shell: it starts, or goes on from its last checkpoint."""
+    """The arguments of scripts/train.py, quoted for a shell: training starts, or resumes from its last checkpoint."""
     for text in arguments:
         if not text.isprintable():
             raise UserError(f"{text!r}: an argument must be one line")
@@ -98,7 +98,7 @@ def volcano(
 
 
 def _unexpanded(text: str) -> str:
-    """Text that Kubernetes leaves alone: it takes $(NAME) for a variable, and $$ for one $."""
+    """Escape text for Kubernetes, which expands $(NAME) as a variable and $$ as one $."""
     return text.replace("$", "$$")
 
 
@@ -127,7 +127,7 @@ def slurm(
 
 
 def _write(text: str, file: Path | None) -> None:
-    """The job file, where it is wanted."""
+    """Write the job file to `file`, or to standard output."""
     if file is None:
         typer.echo(text, nl=False)
     else:

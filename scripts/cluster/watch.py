@@ -1,7 +1,8 @@
-"""One attempt at a job on this host: start msrun, watch its processes, and end all of them when one goes wrong.
+"""One attempt at a job on this host: start msrun, watch its processes, and end all of them when one fails.
 
-msrun alone notices a process that ends with a status, takes half a minute to say so, and names no cause; it notices
-neither a process that hangs nor one that leaves early. What is seen here ends the whole job at once.
+By itself, msrun notices only a process that ends with an error status, reports it late, and names no cause. It notices
+neither a process that hangs nor one that exits early with status 0. This module detects all of them, and ends the
+job's processes at once.
 """
 
 from __future__ import annotations
@@ -28,20 +29,20 @@ from scripts.run_folder import heartbeat
 from scripts.run_folder.heartbeat import DONE, STARTING, Beat
 from scripts.run_folder.stop_request import BEGAN
 
-POLL = 0.25  # seconds between two looks
-LEFT_EARLY = 3.0  # seconds that msrun has to tell the status of a process that is gone; it looks once a second
-_END = 2**18  # bytes of a log that are searched for a cause
-_MSRUN_TELLS = re.compile(r"Worker process (\d+) exit with exception\. Error code: (-?\d+)")
+POLL = 0.25  # seconds between two looks at the processes
+LEFT_EARLY = 3.0  # seconds in which msrun must log the status of a process that is gone; it polls once a second
+_LOG_END = 2**18  # bytes at the end of a log that are searched for a cause
+_MSRUN_STATUS = re.compile(r"Worker process (\d+) exit with exception\. Error code: (-?\d+)")
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How long things may take, in seconds.
+    """Time limits, in seconds.
 
     Attributes:
-        hang: From one sign of life of a rank to the next; 0 for no limit.
-        start: To a rank's first step, with compilation; 0 for no limit.
-        grace: To end after a request to end.
+        hang: From one heartbeat of a rank to the next; 0 for no limit.
+        start: To the end of a rank's first step, including compilation; 0 for no limit.
+        grace: From a request to end until all processes are killed.
     """
 
     hang: float = 600.0
@@ -54,9 +55,9 @@ class Outcome:
     """How an attempt ended.
 
     Attributes:
-        status: Exit status: 0, 1 for a failure, 2 for one that the user must mend, 3 after the file `stop`, 130 after
-            a signal.
-        message: The rank and the cause, empty where all went well.
+        status: Exit status: 0; 1 for a failure; 2 for an error that the user must correct; 3 after the file `stop`; 130
+            after a signal.
+        message: The rank and the cause; empty after a success.
     """
 
     status: int
@@ -69,14 +70,14 @@ _BY_FILE = Outcome(STOPPED, "ended by the file `stop` in the run's folder")
 
 @dataclass
 class Seen:
-    """What is known of a job's ranks on this host: the material for a verdict.
+    """Observations of a job's ranks on this host, from which the outcome is derived.
 
     Attributes:
-        statuses: Exit statuses of ranks that have ended with one that is not 0.
-        states: `alive`, `stopped` or `gone`, when last looked.
-        stopped: Ranks that were stopped by a signal when last seen; msrun may have killed them since.
-        beats: The newest sign of life of each rank.
-        gone_since: When each rank was first seen gone.
+        statuses: Exit status of each rank that has ended with one other than 0.
+        states: Last observed state of each rank: `alive`, `stopped` or `gone`.
+        stopped: Ranks that were stopped by a signal when they were last seen; msrun may have killed them since.
+        beats: The newest heartbeat of each rank.
+        gone_since: Monotonic time at which each rank was first observed `gone`.
     """
 
     statuses: dict[int, int] = field(default_factory=dict)
@@ -86,7 +87,7 @@ class Seen:
     gone_since: dict[int, float] = field(default_factory=dict)
 
     def note(self, rank: int, state: str, now: float) -> None:
-        """A rank was looked at."""
+        """Record the observed state of a rank."""
         self.states[rank] = state
         if state == "gone":
             self.gone_since.setdefault(rank, now)
@@ -96,15 +97,15 @@ class Seen:
             self.stopped.discard(rank)
 
     def where(self, rank: int) -> str:
-        """Where a rank is, in words."""
+        """The progress of a rank, in words."""
         return str(self.beats[rank]) if rank in self.beats else "before its first sign of life"
 
     def stuck(self, rank: int) -> str:
-        """What keeps a rank that does not go on."""
+        """The reason why a rank makes no progress, in words."""
         return "is stopped by a signal (SIGSTOP)" if rank in self.stopped else "hangs"
 
     def behind(self) -> int | None:
-        """The rank that the others wait for: stopped by a signal, or least advanced; None where none stands out."""
+        """The rank that the others wait for: one stopped by a signal, else the only one with the least progress."""
         if self.stopped:
             return min(self.stopped)
         progress = {rank: beat.progress for rank, beat in self.beats.items()}
@@ -113,10 +114,14 @@ class Seen:
 
 
 def failure(seen: Seen, log: Callable[[int], str]) -> tuple[int, Cause] | None:
-    """The rank whose failure is the cause of all, and why it ended; None while none has ended with a status.
+    """The rank whose failure ended the others, and its cause; None while no rank has ended with an error status.
 
-    Several ranks may have ended before anybody looked: one of them by itself, the others in a collective, because it
-    was not there. msrun tells the status of one alone, and the logs tell of the others.
+    Several ranks may have ended between two looks: one by its own failure, the others in a collective, because that
+    rank was missing. msrun reports the status of only one rank; the causes of the others come from their logs.
+
+    Args:
+        seen: The observations.
+        log: Returns the log of a rank.
     """
     if not seen.statuses:
         return None
@@ -136,7 +141,7 @@ def failure(seen: Seen, log: Callable[[int], str]) -> tuple[int, Cause] | None:
 
 
 def left_early(seen: Seen, now: float) -> int | None:
-    """A rank that is gone without a status, and that had not finished."""
+    """A rank that is gone without an error status although it had not finished, or None."""
     for rank, since in seen.gone_since.items():
         beat = seen.beats.get(rank)
         if rank not in seen.statuses and now - since > LEFT_EARLY and beat is not None and beat.doing != DONE:
@@ -145,7 +150,10 @@ def left_early(seen: Seen, now: float) -> int | None:
 
 
 def hung(seen: Seen, started: float, now: float, limits: Limits) -> tuple[int, float] | None:
-    """A rank that gave no sign of life for too long, and for how long: the one that the others wait for, if any."""
+    """A rank without a heartbeat for longer than its limit, and the seconds since its last one; else None.
+
+    If several ranks are silent, it is the one that the others wait for, else the one that is silent for longest.
+    """
     silent = {}
     for rank in seen.states:
         beat = seen.beats.get(rank)
@@ -163,7 +171,14 @@ def hung(seen: Seen, started: float, now: float, limits: Limits) -> tuple[int, f
 
 
 class Attempt:
-    """One start of a job; call it for its outcome. Nothing that it started is left when it returns or raises."""
+    """One start of a job. Calling it runs the job and returns its outcome; all its processes have ended by then.
+
+    Args:
+        job: This host's part of the job.
+        limits: Time limits.
+        asked: Returns how often the job was asked to end.
+        output: Where the output of this host's first rank goes.
+    """
 
     def __init__(self, job: Job, limits: Limits, asked: Callable[[], int], output: IO[str] = sys.stdout) -> None:
         self._job = job
@@ -177,10 +192,10 @@ class Attempt:
         self._shown = 0  # bytes
 
     def __call__(self) -> Outcome:
-        """Run to the end, and see to it that it is one.
+        """Run the job until all its processes have ended, and return the outcome.
 
-        Signs of life are this host's alone, by its own clock, and come in every step: they stay off the folder of the
-        logs, which may be on the network.
+        Heartbeats are written in every step and use this host's clock. Therefore they go into a local temporary folder,
+        not into the folder of the logs, which may be on a network.
         """
         self._prepare()
         with tempfile.TemporaryDirectory(prefix="thor-heartbeats-", ignore_cleanup_errors=True) as beats:
@@ -188,12 +203,12 @@ class Attempt:
 
     @property
     def begun(self) -> bool:
-        """Whether the run may have gone on by a step: True unless this host's ranks have told that it has not."""
+        """True unless the heartbeats of this host's ranks show that no step has been completed."""
         beats = self._seen.beats.values()
         return not beats or any(beat.step for beat in beats)
 
     def _run(self, beats: Path) -> Outcome:
-        """One start, with a folder for signs of life."""
+        """Start msrun, watch it, and end all processes; `beats` is the folder for heartbeats."""
         environment = {
             **self._job.environment(os.environ),
             heartbeat.VARIABLE: str(beats.resolve()),
@@ -207,7 +222,7 @@ class Attempt:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C is for the launcher: msrun would kill all without a checkpoint
+                start_new_session=True,  # Ctrl-C must not reach msrun, which would kill all without a checkpoint
                 preexec_fn=processes.end_with_parent,
             )
             try:
@@ -221,13 +236,13 @@ class Attempt:
         return outcome
 
     def _prepare(self) -> None:
-        """The folder of the logs, without what an earlier attempt left in it."""
+        """Create the folder of the logs, and remove the logs of an earlier attempt from it."""
         self._job.log_dir.mkdir(parents=True, exist_ok=True)
         for old in self._job.log_dir.glob("*.log"):
             old.unlink()
 
     def _watch(self, msrun: subprocess.Popen[bytes], beats: Path) -> Outcome:
-        """Look again and again until there is an outcome."""
+        """Poll until there is an outcome; pass requests to end on to the workers."""
         started, asked_at = time.monotonic(), None
         passed_on = 0
         while True:
@@ -249,7 +264,7 @@ class Attempt:
             time.sleep(POLL)
 
     def _look(self, msrun: int, beats: Path) -> None:
-        """Bring what is known up to date."""
+        """Update the observations."""
         seen = self._seen
         if len(self._found) < self._job.devices + (self._job.node_rank == 0):
             self._found |= processes.roles(msrun)
@@ -258,12 +273,19 @@ class Attempt:
                 seen.note(int(name), processes.status(process), time.monotonic())
         seen.beats = heartbeat.read(beats)
         ranks = {process.pid: int(name) for name, process in self._found.items() if name != "scheduler"}
-        for pid, status in _MSRUN_TELLS.findall(_text(self._msrun_log)):
+        for pid, status in _MSRUN_STATUS.findall(_text(self._msrun_log)):
             if int(pid) in ranks:
                 seen.statuses[ranks[int(pid)]] = int(status)
 
     def _verdict(self, status: int | None, started: float, now: float, asked: bool) -> Outcome | None:
-        """The outcome, if what is known is enough for one."""
+        """The outcome that follows from the observations, or None while the job goes on.
+
+        Args:
+            status: Exit status of msrun, None while it runs.
+            started: Monotonic time of the start.
+            now: Monotonic time.
+            asked: True if the job was asked to end.
+        """
         seen = self._seen
         failed = failure(seen, lambda rank: _text(self._log(rank)))
         if failed is not None:
@@ -273,45 +295,47 @@ class Attempt:
             if ending and (cause.kind > Kind.EXCEPTION or cause.message.startswith("KeyboardInterrupt")):
                 return _BY_FILE if by_file else _BY_REQUEST
             must_mend = cause.kind is Kind.USER and USAGE_ERROR in seen.statuses.values()
-            return Outcome(USAGE_ERROR if must_mend else 1, self._told(rank, cause.message))
+            return Outcome(USAGE_ERROR if must_mend else 1, self._failure_line(rank, cause.message))
         if status == 0:
             return Outcome(0)
-        if status is not None and asked:  # msrun got the signal too, and died of it; the workers finish their step
+        if status is not None and asked:  # the signal has ended msrun too; the workers still finish their step
             return _BY_REQUEST if all(state == "gone" for state in seen.states.values()) else None
         if status is not None:
             return Outcome(1, f"msrun ended with status {status}: {self._last_words(self._msrun_log)}")
         early = left_early(seen, now)
         if early is not None:
-            return Outcome(1, self._told(early, "left early, with exit status 0"))
+            return Outcome(1, self._failure_line(early, "left early, with exit status 0"))
         late = hung(seen, started, now, self._limits)
         if late is not None:
             rank, age = late
-            return Outcome(1, self._told(rank, f"{seen.stuck(rank)}: no sign of life for {age:.0f} s"))
+            return Outcome(1, self._failure_line(rank, f"{seen.stuck(rank)}: no sign of life for {age:.0f} s"))
         scheduler = self._found.get("scheduler")
         gone = scheduler is not None and processes.status(scheduler) == "gone"
         if gone and not seen.gone_since and any(beat.doing != DONE for beat in seen.beats.values()):
             words, stuck = self._last_words(self._job.log_dir / "scheduler.log"), seen.behind()
             if stuck is not None:
-                return Outcome(1, self._told(stuck, f"{seen.stuck(stuck)}, and the scheduler gave it up: {words}"))
+                return Outcome(
+                    1, self._failure_line(stuck, f"{seen.stuck(stuck)}, and the scheduler gave it up: {words}")
+                )
             return Outcome(1, f"the scheduler has ended: {words}")
         return None
 
-    def _told(self, rank: int, cause: str) -> str:
-        """The one line about a failure."""
+    def _failure_line(self, rank: int, cause: str) -> str:
+        """The line that reports a failure."""
         return f"rank {rank} {self._seen.where(rank)}: {cause} [{self._log(rank)}]"
 
     def _log(self, rank: int) -> Path:
         return self._job.log_dir / f"worker_{rank}.log"
 
     def _last_words(self, path: Path) -> str:
-        """A log's cause, or its last line."""
+        """The cause that a log shows, or its last line."""
         text = _text(path)
         cause = causes.of_log(text)
         lines = text.strip().splitlines()
         return f"{cause.message if cause else lines[-1] if lines else 'it wrote nothing'} [{path}]"
 
     def _show(self) -> None:
-        """Pass on what this host's first rank has written since."""
+        """Write the new output of this host's first rank to `output`."""
         try:
             with self._log(self._job.ranks[0]).open("rb") as file:
                 file.seek(self._shown)
@@ -324,10 +348,10 @@ class Attempt:
 
 
 def _text(path: Path) -> str:
-    """The end of a log, empty where it is not there yet."""
+    """The last `_LOG_END` bytes of a log as text; empty if the log does not exist yet."""
     try:
         with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - _END))
+            file.seek(max(0, path.stat().st_size - _LOG_END))
             return file.read().decode(errors="replace")
     except FileNotFoundError:
         return ""

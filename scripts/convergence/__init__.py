@@ -1,1 +1,1 @@
-"""Which optimizer gets where how fast: tasks, search, runs, results of convergence/run.py."""
+"""The convergence benchmark (run.py): optimizers compared by the epochs and seconds that they need to a target."""

@@ -1,4 +1,4 @@
-"""How many of a task's runs are done, and how long the others will take."""
+"""Counts the finished runs of a task, and estimates the time of the remaining ones."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Pace:
-    """The runs of a task.
+    """Progress of a task's runs.
 
     Attributes:
-        total: All of them.
-        jobs: How many run at once.
-        done: Those that are finished.
-        seconds: Of each that was trained in this process; one found finished tells nothing of how long the next takes.
+        total: Number of runs.
+        jobs: Number of runs that train at the same time.
+        done: Number of finished runs.
+        seconds: Duration of each run that this process has trained. Runs that were already finished do not count.
     """
 
     total: int = 1
@@ -29,7 +29,7 @@ class Pace:
             self.done += 1
 
     def trained(self, seconds: float) -> str:
-        """Count a run that took so long; what there is to say of it and of those to come."""
+        """Count a run that took `seconds`; return a message with its duration and the time left."""
         with self._lock:
             self.done += 1
             self.seconds.append(seconds)

@@ -1,4 +1,4 @@
-"""Results as a Markdown table and as a picture with both axes: epochs and seconds."""
+"""Results as a Markdown table and as a picture, over epochs and over seconds."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ from scripts.convergence.results import Outcome, Row, without_compiling
 from scripts.convergence.tasks import Task
 
 TITLES = {"test_error": "test squared error an image", "test_accuracy": "test accuracy", "test_loss": "held-out loss"}
-POINTS = 200  # of a mean curve
+POINTS = 200  # points of a mean curve
 
 
 def markdown(task: Task, rows: Sequence[Row], broken: Mapping[str, int], setter: str, target: float) -> str:
-    """The table; ratios are to the optimizer that set the target, and under it stands whose runs broke down."""
+    """Return the table, followed by a line for each optimizer whose runs broke down.
+
+    Ratios are relative to `setter`, the optimizer that set the target.
+    """
     base = next(row for row in rows if row.contender == setter)
     lines = [
         f"**{task.title}.** Target: {_shown(task, target)}, the mean of {setter}'s best values.",
@@ -46,21 +49,21 @@ def _shown(task: Task, value: float) -> str:
 
 
 def _ratio(value: float | None, base: float | None, digits: int) -> str:
-    """A number, and how many times the base it is."""
+    """Format a number, followed by its ratio to the base if there is one."""
     if value is None:
         return "not reached"
     return f"{value:.{digits}f}" + (f" ({value / base:.2f} x)" if base else "")
 
 
 def _seed_by_seed(row: Row) -> str:
-    """Epochs and seconds as times the setter's, each seed against the setter's own best value with that seed."""
+    """Format the epochs and seconds to the setter's best value with the same seed, as ratios to the setter's."""
     if row.own_epochs is None or row.own_seconds is None:
         return "not reached"
     return f"{row.own_epochs:.2f} x, {row.own_seconds:.2f} x ({row.own_reached} of {row.runs})"
 
 
 def draw(task: Task, outcomes: Sequence[Outcome], target: float, path: Path) -> None:
-    """The metric over epochs and over seconds without compiling: each seed thin, their mean thick."""
+    """Draw the metric over epochs and over seconds without compilation: each seed thin, the mean over seeds thick."""
     figure = Figure(figsize=(13, 5), layout="constrained")
     names = [each.name for each in task.contenders if any(o.contender == each.name for o in outcomes)]
     colours = matplotlib.colormaps["tab10"].colors  # type: ignore[attr-defined]
@@ -93,7 +96,7 @@ def _curves(axes: Axes, task: Task, outcomes: Sequence[Outcome], key: str, name:
 
 
 def _limit(axes: Axes, task: Task, outcomes: Sequence[Outcome], target: float) -> None:
-    """The range in which the race is decided: the first evaluations lie far outside of it."""
+    """Limit the metric's axis to the range around the target; the first evaluations lie far outside of it."""
     values = [line[task.metric] for outcome in outcomes for line in outcome.evaluations]
     if task.higher_is_better:
         top = max(values)

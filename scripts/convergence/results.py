@@ -1,4 +1,4 @@
-"""What runs have come to: best value, and epochs and seconds to a target (pure but for reading the runs' files)."""
+"""Results of runs: best value, and epochs and seconds to a target. Only `read_outcome` reads files."""
 
 from __future__ import annotations
 
@@ -23,9 +23,12 @@ class Outcome:
     """One finished run.
 
     Attributes:
-        evaluations: Its lines with the task's metric; of their seconds, ``compiling`` went into compiling.
-        refreshes: Inverses computed: layers times refreshes.
-        peak: Bytes of the process.
+        contender: Name of the contender.
+        seed: Seed of the run.
+        evaluations: The lines of the run's metrics that have the task's metric. ``seconds`` includes compilation, which
+            took ``compiling`` seconds.
+        refreshes: Inverses computed, summed over layers.
+        peak: Peak memory of the process, in bytes.
     """
 
     contender: str
@@ -37,14 +40,20 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Row:
-    """A contender over its seeds; what lies beyond the end of a run that missed the target is None.
+    """A contender over its seeds. The *setter* is the optimizer that set the target.
 
     Attributes:
-        values, finals: Of each seed, the best of its evaluations and the last.
-        epochs, steps, seconds: To the target, means over the seeds that reached it.
-        own_epochs, own_seconds: Times the epochs and seconds of the optimizer which set the target, seed by seed.
-        own_reached: Of how many seeds those are the means.
-        runs: How many there are, with those that broke down.
+        values, finals: For each seed, the best and the last value of the metric.
+        epochs, steps, seconds: Cost to the target, a mean over the seeds that reached it; None if none did. ``seconds``
+            is without compilation.
+        seconds_with_compiling: The same with compilation.
+        reached: Number of seeds that reached the target.
+        refreshes: Mean number of inverses computed.
+        peak: Peak memory in bytes, maximum over the seeds.
+        own_epochs, own_seconds: Cost to the setter's best value with the same seed, as a ratio to the setter's cost; a
+            mean over the seeds that reached that value, None if none did.
+        own_reached: Number of seeds in that mean.
+        runs: Number of runs, including those that broke down.
     """
 
     contender: str
@@ -79,7 +88,7 @@ class Row:
 
 
 def read_outcome(folder: Path, contender: str, seed: int, metric: str) -> Outcome | None:
-    """A run's outcome, or None while it is not finished."""
+    """Read a run's outcome; None if the run is not finished."""
     path = folder / SUMMARY
     if not path.is_file():
         return None
@@ -106,27 +115,27 @@ def best(task: Task, outcome: Outcome) -> float:
 
 
 def first_reached(task: Task, outcome: Outcome, target: float) -> Line | None:
-    """The first evaluation at least as good as the target."""
+    """The first evaluation that is at least as good as the target, or None."""
     sign = 1.0 if task.higher_is_better else -1.0
     return next((line for line in outcome.evaluations if sign * line[task.metric] >= sign * target), None)
 
 
 def without_compiling(line: Line) -> float:
-    """Seconds of training up to an evaluation, without those in which MindSpore compiled."""
+    """Seconds of training up to an evaluation, without compilation."""
     return float(line["seconds"] - line["compiling"])
 
 
 def first_of_best(task: Task, values: Sequence[float | None]) -> int:
-    """Which of a search's runs is best; None is one that broke down, and the first is taken where all did."""
+    """Index of the best run of a search. None is a run that broke down; if all did, the index is 0."""
     sign = -1.0 if task.higher_is_better else 1.0
     costs = [math.inf if value is None else sign * value for value in values]
     return costs.index(min(costs))
 
 
 def target_of(task: Task, outcomes: Sequence[Outcome], broken: Mapping[str, int]) -> tuple[str, float]:
-    """The first-order optimizer with the best mean of best values, and that mean.
+    """The first-order optimizer with the best mean of best values, and that mean: the target.
 
-    One of which a run broke down sets none: the mean over what is left of it would be of the lucky seeds.
+    An optimizer with a run that broke down is left out, since the mean over its other seeds would be biased.
     """
     found: dict[str, float] = {}
     for contender in task.contenders:
@@ -143,12 +152,12 @@ def target_of(task: Task, outcomes: Sequence[Outcome], broken: Mapping[str, int]
 def rows(
     task: Task, outcomes: Sequence[Outcome], broken: Mapping[str, int], setter: str, target: float
 ) -> list[Row]:  # fmt: skip
-    """One a contender that has finished runs, in the task's order.
+    """One row for each contender that has finished runs, in the task's order.
 
-    The target is a mean over seeds, so that a seed of the optimizer which set it may miss it: means are over the seeds
-    that reached it, and ``reached`` says how many. Where seeds scatter that favours the setter, of which only the lucky
-    ones count; so each seed is compared by itself too, with the setter's best value from the same initial weights and
-    batch order, which the setter reaches by definition.
+    The target is a mean over the setter's seeds, so some of these seeds may miss it. Costs are means over the seeds
+    that reached the target, and ``reached`` is their number. If seeds scatter, this favours the setter, of which only
+    the better seeds count. Therefore each seed is also compared with the setter's best value for that seed (same
+    initial weights and batch order), which the setter reaches by definition.
     """
     setters = {each.seed: each for each in outcomes if each.contender == setter}
     found = []
@@ -180,7 +189,10 @@ def rows(
 
 
 def _pair(task: Task, outcome: Outcome, setter: Outcome) -> tuple[float, float] | None:
-    """Times the setter's epochs and seconds to its own best value, with one seed; None where that is not reached."""
+    """Epochs and seconds of a run to the best value of the setter's run with the same seed, as ratios to the setter's.
+
+    None if the run does not reach that value.
+    """
     own = best(task, setter)
     base, line = first_reached(task, setter, own), first_reached(task, outcome, own)
     if base is None or line is None:
@@ -189,5 +201,5 @@ def _pair(task: Task, outcome: Outcome, setter: Outcome) -> tuple[float, float] 
 
 
 def _mean(values: Sequence[float]) -> float | None:
-    """None of no numbers."""
+    """The mean, or None of an empty sequence."""
     return statistics.fmean(values) if values else None

@@ -1,14 +1,17 @@
 """THOR against tuned first-order baselines: epochs and seconds to the best value that they reach.
 
     python scripts/convergence/run.py [--task autoencoder ...] [--trials 5] [--seeds 1 2 3] [--out runs/convergence]
-    python scripts/convergence/run.py --quick             # one small task, some minutes: that it works, no result
+    python scripts/convergence/run.py --quick             # a check in some minutes, on one small task
 
-For each task: every optimizer is tuned for its best value by a quasi-random search of ``--trials`` runs (seed 0), then
-trained with each seed: the same initial weights, batch order and convolution kernels. They take turns, seed by seed, so
-that a slow half hour of the machine meets all of them. The best first-order one sets the target, the mean over seeds of
-its best value. Each run is a folder of scripts/train.py, so a benchmark that Ctrl-C or SIGTERM ended goes on with the
-same command, in the middle of a run too. ``--jobs 2`` trains two at once, each on cores of its own; let it tune, where
-only values count, end it, and go on with one at a time. ``--report-only`` makes table and picture of what is there.
+For each task, every optimizer is tuned for its best value by a quasi-random search of ``--trials`` runs (seed 0), then
+trained with each seed: the same initial weights, batch order and convolution kernels. The optimizers take turns, seed
+by seed, so that a slow phase of the machine affects all of them. The best first-order optimizer sets the target, the
+mean over seeds of its best value.
+
+Each run is a folder of scripts/train.py, so a benchmark that Ctrl-C or SIGTERM ended goes on with the same command,
+even in the middle of a run. ``--jobs 2`` trains two runs at once, each on its own cores. Use it for tuning, where
+only values count; then end it, and go on with one run at a time. ``--report-only`` makes table and picture of the
+finished runs.
 """
 
 from __future__ import annotations
@@ -50,7 +53,7 @@ TRIALS = "trials.jsonl"
 FAILED = "failed.txt"  # in the folder of a run that broke down
 
 
-Run = tuple[Contender, dict[str, Any], int, str]  # with which values and seed, and its folder's name
+Run = tuple[Contender, dict[str, Any], int, str]  # contender, searched values, seed, name of the run's folder
 
 
 class EndedEarlyError(Exception):
@@ -59,7 +62,7 @@ class EndedEarlyError(Exception):
 
 @dataclass
 class Bench:
-    """One task's runs, in a folder of its own."""
+    """The runs of one task, in its folder."""
 
     task: Task
     folder: Path
@@ -67,29 +70,29 @@ class Bench:
     trials: int
     jobs: int
     console: Console
-    ended: threading.Event = field(default_factory=threading.Event)  # runs that wait for their turn do not begin
+    ended: threading.Event = field(default_factory=threading.Event)  # set: no further run begins
     running: list[subprocess.Popen[bytes]] = field(default_factory=list)
     pace: Pace = field(default_factory=Pace)
-    error: UserError | None = None  # the first one
-    share: dict[str, str] = field(default_factory=dict)  # of the cores, for a run's environment
+    error: UserError | None = None  # the first error of a run
+    share: dict[str, str] = field(default_factory=dict)  # environment that gives a run its share of the cores
 
     def end(self, *_: object) -> None:
-        """Let no run begin, and ask those under way to end, which they do with a checkpoint."""
+        """Start no further run, and ask the current ones to write a checkpoint and end."""
         self.ended.set()
         for process in tuple(self.running):
             process.terminate()
 
     def run_all(self, runs: Sequence[Run]) -> list[Outcome | None]:
-        """``jobs`` of them at once, each in its own process on its own cores."""
+        """Do runs, ``jobs`` of them at a time, each in its own process on its own cores."""
         self.share = share_of_cores(self.jobs) if self.jobs > 1 else {}
         with ThreadPoolExecutor(self.jobs, initializer=bind_to_next(cores_apart(self.jobs))) as pool:
             try:
                 return list(pool.map(lambda each: self.run(*each), runs))
-            except (EndedEarlyError, UserError) as raised:  # of several runs the first in order, not in time
+            except (EndedEarlyError, UserError) as raised:  # of the first failed run in order, not in time
                 raise self.error or raised from None
 
     def run(self, contender: Contender, values: dict[str, Any], seed: int, name: str) -> Outcome | None:
-        """Train, unless it is done; None if training broke down (a rate too high), which is a result too."""
+        """Train, unless the run is finished. None if training broke down (the rate is too high): a result too."""
         folder = self.folder / contender.name / name
         configured = search.settings(self.task, contender, values, seed, self.epochs)
         settings = validate({**configured, "out": str(folder), "keep": 1})
@@ -108,7 +111,7 @@ class Bench:
             command = [sys.executable, str(TRAIN), "--config", str(path), "--resume", "auto"]
             process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=os.environ | self.share)
             self.running.append(process)
-            if self.ended.is_set():  # since it was asked above
+            if self.ended.is_set():  # it may have been set since the check above
                 process.terminate()
             status = process.wait()
             self.running.remove(process)
@@ -122,7 +125,7 @@ class Bench:
             if not words or "not finite" not in words[0]:
                 told = UserError(f"{folder}: training ended with status {status}: {' '.join(words)}")
                 self.error = self.error or told
-                self.end()  # else the next run, and one beside it, would train to their ends before this is told
+                self.end()  # else the next run and a parallel one would finish before this error is shown
                 raise told
             (folder / FAILED).write_text(words[0] + "\n")
         shown = "broke down" if found is None else f"{self.task.metric} {results.best(self.task, found):.5g}"
@@ -131,7 +134,7 @@ class Bench:
         return found
 
     def tune(self, contenders: Sequence[Contender]) -> dict[str, dict[str, Any]]:
-        """The best values of each one's quasi-random search; its trials are logged."""
+        """Search for each contender, log its trials, and return the settings of the best trial."""
         drawn = {each.name: search.trials(self.task, each, self.trials) for each in contenders}
         found = iter(self.run_all([
             (each, values, TUNING_SEED, f"trial-{index}")
@@ -151,9 +154,13 @@ class Bench:
         return tuned
 
     def all_runs(self, seeds: Sequence[int], names: Sequence[str]) -> tuple[list[Outcome], Counter[str]]:
-        """Tune, and train all with one seed after the other; and how many runs of each broke down."""
+        """Tune, and train all contenders with one seed after the other.
+
+        Returns:
+            The outcomes, and the number of runs of each contender that broke down.
+        """
         taking_part = [each for each in self.task.contenders if each.name in names]
-        if all(each.second_order for each in taking_part):  # said now, and not after hours
+        if all(each.second_order for each in taking_part):  # checked before hours of training
             raise NoTargetError(f"{self.task.name}: a first-order optimizer has to take part, for it sets the target")
         self.pace = Pace(self.count(seeds, names), self.jobs)
         sources = dict.fromkeys(each.tuned_as or each.name for each in taking_part)
@@ -166,14 +173,14 @@ class Bench:
         return [each for each in found if each is not None], broken
 
     def count(self, seeds: Sequence[int], names: Sequence[str]) -> int:
-        """How many runs that will be, those to tune with them."""
+        """Number of runs, including those for tuning."""
         taking_part = [each for each in self.task.contenders if each.name in names]
         sources = {each.tuned_as or each.name for each in taking_part}
         tuning = sum(len(search.trials(self.task, self.task.contender(name), self.trials)) for name in sources)
         return tuning + len(taking_part) * len(seeds)
 
     def report(self, outcomes: Sequence[Outcome], broken: Counter[str], seeds: Sequence[int]) -> None:
-        """Table, numbers and picture."""
+        """Print the table; write table, numbers and picture."""
         setter, target = results.target_of(self.task, outcomes, broken)
         rows = results.rows(self.task, outcomes, broken, setter, target)
         text = picture.markdown(self.task, rows, broken, setter, target)
@@ -189,13 +196,17 @@ class Bench:
         self.console.print(f"picture: {self.folder / 'results.png'}", markup=False, highlight=False, soft_wrap=True)
 
     def trials_done(self) -> dict[str, int]:
-        """In how many runs each optimizer was tuned, whatever --trials says now."""
+        """Number of runs in which each optimizer was tuned; it may differ from the current --trials."""
         logs = {each.name: self.folder / each.name / TRIALS for each in self.task.contenders}
         return {name: len(path.read_text().splitlines()) for name, path in logs.items() if path.is_file()}
 
     def finished(self, seeds: Sequence[int], names: Sequence[str]) -> tuple[list[Outcome], Counter[str]]:
-        """The final runs that are there, and how many of each broke down; ``epochs`` becomes those of the runs."""
-        self.jobs = 0  # nobody knows
+        """Read the finished runs with seeds in `seeds`, and set ``epochs`` to those of the runs.
+
+        Returns:
+            The outcomes, and the number of runs of each contender that broke down.
+        """
+        self.jobs = 0  # unknown
         found, broken, epochs = [], Counter[str](), dict[Path, int]()
         for name in names:
             for seed in seeds:
@@ -204,7 +215,7 @@ class Bench:
                 broken[name] += outcome is None and (folder / FAILED).is_file()
                 if outcome is not None:
                     found.append(outcome)
-                    if not self.task.contender(name).second_order:  # whose share of it is searched
+                    if not self.task.contender(name).second_order:  # second-order runs may take a share of the epochs
                         epochs[folder] = load_config(folder / CONFIG).epochs
         if len(set(epochs.values())) > 1:
             told = ", ".join(f"{folder}: {count} epochs" for folder, count in epochs.items())
@@ -214,12 +225,12 @@ class Bench:
 
 
 def _check_same(folder: Path, settings: TrainSettings) -> None:
-    """Refuse a run of other settings: with it a table would be of two benchmarks.
+    """Raise an error if the folder has a run with other settings, which cannot be in the same table.
 
-    When a run was evaluated matters too: its best value is that of its evaluations, and so is the time to the target.
+    The evaluation interval is compared too, because best value and time to the target depend on it.
     """
     path = folder / CONFIG
-    if not path.is_file():  # it has not begun
+    if not path.is_file():  # the run has not begun
         return
     changed = differences(load_config(path), settings, also=("eval_every", "eval_every_steps"))
     if changed:
@@ -230,14 +241,14 @@ def _check_same(folder: Path, settings: TrainSettings) -> None:
 
 
 def quick(task: Task) -> Task:
-    """A smaller one of the kind: a narrow autoencoder on a part of the data."""
+    """A small version of the autoencoder task: a narrow network on a part of the data."""
     data = {"name": "fashion_mnist", "train_size": 6000, "test_size": 1000}
     settings = {**task.settings, "network_options": {"widths": [784, 100, 16]}, "data": data, "batch_size": 200}
     return replace(task, name="quick", title="Quick mode: no result", epochs=4, settings=settings)
 
 
 def main() -> int:
-    """Run what was asked for."""
+    """Run the tasks, or report on them; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--task", nargs="+", choices=list(TASKS), default=list(TASKS))
     parser.add_argument("--contenders", nargs="+", choices=[c.name for c in TASKS["autoencoder"].contenders])
@@ -254,13 +265,13 @@ def main() -> int:
             raise UserError(f"--{name} must be at least 1, but got {value}")
     if TUNING_SEED in options.seeds:
         raise UserError(f"--seeds must not have {TUNING_SEED}: with it the optimizers are tuned")
-    if len(set(options.seeds)) < len(options.seeds):  # one run, read several times: a mean without a deviation
+    if len(set(options.seeds)) < len(options.seeds):  # one run would count several times in the mean
         raise UserError(f"--seeds must differ, but got {' '.join(map(str, options.seeds))}")
     tasks = [TASKS[name] for name in options.task]
     if options.quick:
         tasks, options.trials, options.seeds = [quick(TASKS["autoencoder"])], 2, options.seeds[:1]
     console = Console()
-    without: list[str] = []  # tasks of which a report finds no result
+    without: list[str] = []  # for each task that has no results to report, the reason
     for task in tasks:
         names = options.contenders or [each.name for each in task.contenders]
         bench = Bench(task, options.out / task.name, options.epochs or task.epochs, options.trials, options.jobs,
@@ -270,7 +281,7 @@ def main() -> int:
             with answering(bench.end):
                 runs = bench.finished if done else bench.all_runs
                 bench.report(*runs(options.seeds, names), options.seeds)
-            if bench.ended.is_set():  # while it reported: the next task must not begin
+            if bench.ended.is_set():  # set during the report: the next task must not begin
                 raise EndedEarlyError
         except EndedEarlyError:
             console.print("ended early; the same command goes on")

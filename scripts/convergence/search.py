@@ -1,4 +1,4 @@
-"""Trials of a quasi-random search, the same for everybody who runs it (pure)."""
+"""Trials of a deterministic quasi-random search."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from scipy.stats import qmc
 
 from scripts.convergence.tasks import Contender, Task
 
-SHARE = "epochs_share"  # of the full schedule, for optimizers that need less of it
+SHARE = "epochs_share"  # setting: share of the full schedule, for optimizers that need fewer epochs
 
 
 def trials(task: Task, contender: Contender, count: int) -> list[dict[str, Any]]:
-    """The first trial is the contender's start; the others are points of a Sobol sequence over its space.
+    """The settings of each trial: first the contender's start, then points of a Sobol sequence over its space.
 
-    Such points are spread evenly however few they are, where a random draw may leave the better half of a range out;
-    and a larger budget begins with the trials of a smaller one. The sequence's corner and centre are left out: the
-    start stands for them.
+    Even a few such points are spread evenly, where random points may miss half of a range. A larger `count` begins with
+    the trials of a smaller one. The sequence's first two points, corner and centre, are left out: the start replaces
+    them.
     """
     found = [dict(contender.start)]
     if contender.space:
@@ -29,7 +29,7 @@ def trials(task: Task, contender: Contender, count: int) -> list[dict[str, Any]]
 
 
 def _at(values: Any, share: float) -> Any:
-    """What lies that share of the way through a range, on a logarithmic scale, or through a list."""
+    """The value at a position `share` (0 to 1) in a range on a logarithmic scale, or in a list."""
     if isinstance(values, tuple):
         low, high = map(math.log, values)
         return float(f"{math.exp(low + share * (high - low)):.3g}")
@@ -37,7 +37,7 @@ def _at(values: Any, share: float) -> Any:
 
 
 def settings(task: Task, contender: Contender, values: dict[str, Any], seed: int, epochs: int) -> dict[str, Any]:
-    """The configuration of a run, nested as train.py reads it; ``epochs`` is the full schedule."""
+    """The configuration of a run, nested as in a file for train.py; ``epochs`` is the full schedule."""
     share = values.get(SHARE, 1.0)
     flat = {**task.settings, **contender.fixed, **{k: v for k, v in values.items() if k != SHARE}}
     flat |= {"optimizer": contender.optimizer, "seed": seed, "epochs": max(1, round(share * epochs)), "device": "CPU"}

@@ -1,8 +1,8 @@
-"""What is compared: tasks on real data, and optimizers with the space in which each is tuned (pure).
+"""The tasks of the benchmark, on real data, and the contenders: optimizers with the space in which each is tuned.
 
-A space names settings of a run by their path; a pair of numbers is searched on a logarithmic scale between them, a list
-one by one. The first trial takes ``start``: values that a user would begin with. All optimizers of a task get equally
-many trials.
+A space names settings of a run by their path. A pair of numbers is a range that is searched on a logarithmic scale; a
+list has the values to try. The first trial takes ``start``: values that a user would begin with. All optimizers of a
+task get equally many trials.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ Space = Mapping[str, tuple[float, float] | list[Any]]
 
 @dataclass(frozen=True)
 class Contender:
-    """An optimizer as it takes part.
+    """An optimizer with its settings.
 
     Attributes:
-        name: In tables and folders.
-        optimizer: As train.py calls it.
-        fixed: Its settings that are not searched, by path.
-        space: What is searched.
-        start: The first trial.
-        tuned_as: Another contender whose tuned values it takes over: it differs in ``fixed`` only.
-        second_order: Compared with the target that the others set.
+        name: Name in tables and folders.
+        optimizer: Name of the optimizer in train.py.
+        space: Settings that are searched, by path.
+        start: Values of the first trial, by path.
+        fixed: Settings that are not searched, by path.
+        tuned_as: Name of another contender whose tuned values it takes; the two differ only in ``fixed``.
+        second_order: True if it does not set the target, but is compared with it.
     """
 
     name: str
@@ -42,10 +42,12 @@ class Task:
     """A network, its data and its metric.
 
     Attributes:
-        metric: Of the test set, as the runs' lines call it.
+        name: Name of the task and its folder.
+        title: Title of table and picture.
+        metric: Name of the metric on the test set, as in the runs' metrics files.
         epochs: The full schedule of a first-order optimizer.
-        settings: Of every run, by path.
-        contenders: Who takes part; the first-order ones set the target.
+        settings: Settings of every run, by path.
+        contenders: The optimizers; the first-order ones set the target.
     """
 
     name: str
@@ -57,16 +59,21 @@ class Task:
 
     @property
     def higher_is_better(self) -> bool:
-        """True of accuracies."""
+        """True if the metric is an accuracy."""
         return self.metric == "test_accuracy"
 
     def contender(self, name: str) -> Contender:
-        """The one of that name."""
+        """The contender with a name."""
         return next(each for each in self.contenders if each.name == name)
 
 
 def _first_order(rates: Mapping[str, tuple[float, float, float]], decay: list[float]) -> tuple[Contender, ...]:
-    """Momentum, Adam and Adafactor: (lowest, first, highest) learning rate of each."""
+    """Momentum, Adam and Adafactor.
+
+    Args:
+        rates: For each, the lowest, the first and the highest learning rate.
+        decay: Weight decays to search; the first one is the start. A single one is not searched or set.
+    """
     found = []
     for name, (low, first, high) in rates.items():
         space: dict[str, Any] = {f"{name}.learning_rate": (low, high), f"{name}.schedule": ["cosine", "linear"]}
@@ -81,9 +88,10 @@ def _first_order(rates: Mapping[str, tuple[float, float, float]], decay: list[fl
 def _second_order(
     space: Space, start: Mapping[str, Any], fixed: Mapping[str, Any], rules: Mapping[str, Mapping[str, Any]]
 ) -> tuple[Contender, ...]:  # fmt: skip
-    """THOR without trace rule is tuned; with it, it takes those values. K-FAC, without split either, is tuned apart.
+    """THOR without the trace rule, THOR with it, and K-FAC.
 
-    ``rules`` are the trace rule's settings of the two that have one.
+    THOR without the trace rule is tuned; the contenders with it take the tuned values. K-FAC, which has full factors
+    and no trace rule, is tuned separately. ``rules`` are the settings of the trace rule, by contender.
     """
     nt = Contender("thor_nt", "thor", space, start, {**fixed, "thor.refresh": "thor_nt"}, second_order=True)
     return (
@@ -97,9 +105,16 @@ def _second_order(
 
 
 def _rules(thor: int, thor_stop: int, update: float, stop: float) -> dict[str, dict[str, Any]]:
-    """Thresholds, and the step from which each of the two is tested.
+    """Settings of the trace rule for two contenders: `thor`, which never stops a layer, and `thor_stop`.
 
-    In short runs on images a trace moves by 3 to 25 % between candidates, so the published 1 % keeps nothing.
+    In short runs on images, a trace changes between candidates by more than the published threshold of 1 %, which would
+    therefore keep no inverse.
+
+    Args:
+        thor: First step in which `thor` tests traces.
+        thor_stop: First step in which `thor_stop` tests traces.
+        update: Relative change of a trace below which the cached inverse is kept.
+        stop: Relative change of a trace below which a layer's curvature is stopped (`thor_stop`).
     """
     return {
         "thor": {"update": update, "stop": 0.0, "start": thor},
@@ -107,8 +122,9 @@ def _rules(thor: int, thor_stop: int, update: float, stop: float) -> dict[str, d
     }
 
 
-# This network's curvature grows by orders of magnitude in its first steps, as its layers wake up: averages that lag
-# behind and inverses that are steps old let it diverge, and so does a momentum of 0.8 and more.
+# The curvature of this network grows by orders of magnitude in its first steps. Running averages that lag and inverses
+# that are several steps old make training diverge, and so does a high momentum. Therefore the factors' decay, the
+# refresh interval and the momentum are low here.
 _AUTOENCODER_THOR = {
     "thor.schedule": "cosine", "thor.split": "block+rank", "thor.rank": 16, "thor.factor_decay": 0.5,
     "thor.interval": {"start": 1, "end": 10, "factor": 1.1}, "thor.factor_interval": 4, "thor.factor_share": 0.5,
@@ -131,7 +147,7 @@ AUTOENCODER = Task(
 )  # fmt: skip
 
 
-_TRAIN = 10_000  # images: a run of ten epochs in a minute or two, so that everybody can be tuned and repeated
+_TRAIN = 10_000  # training images: few, so that every optimizer can be tuned and repeated in a short time
 _CLASSIFIER = {
     "network": "resnet8",
     "data": {"name": "fashion_mnist", "crop": 2, "flip": True, "train_size": _TRAIN, "test_size": 5000},
@@ -142,9 +158,17 @@ def _residual(
     batch: int, rate: float, thor_rate: float, norm_momentum: float, rules: Mapping[str, Mapping[str, Any]],
     thor_space: Space, thor_start: Mapping[str, Any], thor_fixed: Mapping[str, Any],
 ) -> Task:  # fmt: skip
-    """ResNet-8 at a batch, its rates scaled.
+    """The task of ResNet-8 with a batch size.
 
-    ``thor_space``, ``thor_start`` and ``thor_fixed`` are THOR's at this batch, beside or in place of those below.
+    Args:
+        batch: Batch size.
+        rate: Scale of the first-order learning rates.
+        thor_rate: Scale of THOR's learning rates.
+        norm_momentum: Momentum of BatchNorm's running averages.
+        rules: Settings of the trace rule, by contender.
+        thor_space: THOR's space for this batch size, added to the common one or replacing parts of it.
+        thor_start: THOR's start for this batch size, likewise.
+        thor_fixed: THOR's fixed settings for this batch size, likewise.
     """
     steps = _TRAIN // batch
     rates = {"momentum": (0.02, 0.1, 0.4), "adam": (5e-4, 2e-3, 8e-3), "adafactor": (3e-3, 1e-2, 6e-2)}
@@ -159,7 +183,7 @@ def _residual(
                 {"thor.learning_rate": (0.03 * thor_rate, 0.1 * thor_rate), "thor.damping": (1e-4, 3e-3),
                  "thor.clip": (1e-3, 1e-2), "epochs_share": [0.4, 0.5], **thor_space},
                 {"thor.learning_rate": 0.05 * thor_rate, "thor.momentum": 0.8, **thor_start},
-                # of a high rate nothing shows in the accuracy before it has fallen, so it falls early
+                # accuracy improves only once a high rate has fallen, so the schedule lets it fall early
                 {"thor.factor_share": 0.5, "thor.weight_decay": 5e-4,
                  "thor.schedule": {"shape": "polynomial", "power": 2.0}, **thor_fixed},
                 rules,
@@ -174,9 +198,9 @@ RESIDUAL = _residual(
     thor_start={"thor.damping": 3e-4, "thor.clip": 3e-3, "epochs_share": 0.5},
     thor_fixed={"thor.interval": {"start": 5, "end": _TRAIN // 128, "factor": 1.3}, "thor.factor_interval": 5},
 )  # fmt: skip
-# With 9 steps an epoch, averages over ten batches are of weights long gone: here they are shorter, for all optimizers;
-# so is the memory of THOR's factors, and every step may refresh the inverses. A search for the best value would take as
-# many epochs as it is offered; four are enough for the target, and three are not.
+# An epoch has only 9 steps, so an average over ten batches is dominated by outdated weights. Therefore BatchNorm's
+# averages (for all optimizers) and those of THOR's factors are shorter here, and every step may refresh the inverses.
+# The share of epochs is fixed at what the target needs: a search for the best value would always take the largest.
 RESIDUAL_LARGE = _residual(
     1024, rate=4.0, thor_rate=4.0, norm_momentum=0.6, rules=_rules(0, 9, update=0.07, stop=0.01),
     thor_space={"thor.damping": (3e-5, 1e-3), "epochs_share": [0.4], "thor.factor_decay": [0.5, 0.7],
@@ -185,11 +209,11 @@ RESIDUAL_LARGE = _residual(
     thor_fixed={"thor.interval": 1, "thor.factor_interval": 1},
 )  # fmt: skip
 
-# Through Momentum, THOR's first steps grow a transformer's weights to many times their start, and its tokens collapse
-# onto their mean; Adam bounds each weight's step. Scale and shift of normalisation follow the curvature too. In so few
-# steps averages that lag hold back: factors forget in two measurements, and Adam's average of directions, or of
-# gradients where Adam is alone, is shorter than usual, with which either had a lower loss. Once warmed up, most traces
-# move by less than 2 % between candidates.
+# THOR's inner optimizer is Adam, which bounds each weight's step. With Momentum, the first steps make a transformer's
+# weights many times larger, and its tokens collapse onto their mean. Scale and shift of normalisation are
+# preconditioned too. In so few steps, running averages that lag slow training down. Therefore the factors' decay is
+# low, and so is Adam's beta1, both as THOR's inner optimizer and by itself. The trace rule's threshold `update` is
+# above the change of most traces between candidates after the warm-up.
 LANGUAGE = Task(
     "language", "Causal language model, 2 layers of 128, Austen's novels, batch 128 x 64", "test_loss", 4,
     {"network": "causal_lm", "network_options": {"dropout": 0.0, "max_positions": 64}, "batch_size": 128,

@@ -1,10 +1,10 @@
 """Data sets: where they come from, how their files are read, how batches are cut.
 
-    source          the protocol of all of them, and the order in which examples are seen
-    fetch           finds a set's files, or brings them
+    source          the protocol of every data set, and the order of examples
+    fetch           finds a data set's files, or downloads them
     batches         images in memory             <- fashion_mnist (idx), cifar
     image_source    images decoded when needed   <- imagenet_folder, mindrecord      (images: decoding and views)
-    text            masked sequences of words    <- austen, any plain text           (wordpiece: the vocabulary)
+    text            sequences of word pieces     <- austen, any plain text           (wordpiece: the vocabulary)
 
-`imagenet_samples` arranges twenty photographs as ImageNet is, for tests and demonstrations.
+`imagenet_samples` arranges twenty photographs in ImageNet's folder layout, for tests and demonstrations.
 """

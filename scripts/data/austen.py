@@ -1,7 +1,7 @@
-"""Jane Austen's six novels (public domain), out of the Debian package `r-cran-janeaustenr`.
+"""Jane Austen's six novels (public domain), from the Debian package `r-cran-janeaustenr`.
 
-The package is not installed: its archive is unpacked into the cache, as plain text, one file a novel. A folder named by
-the user or by AUSTEN_DIR must hold those six files.
+The package is not installed: the novels in its archive go into the cache as plain text, one file per novel. A folder
+named by the user or by AUSTEN_DIR must hold those six files.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ VARIABLE = "AUSTEN_DIR"
 PACKAGE = "r-cran-janeaustenr"
 DATABASE = Path("usr/lib/R/site-library/janeaustenr/data/Rdata.rdb")
 
-# File of each novel, and the title it starts with.
+# The file of each novel (without .txt), and the title that its text starts with.
 NOVELS = {
     "emma": "EMMA",
     "mansfield_park": "MANSFIELD PARK",
@@ -27,14 +27,14 @@ NOVELS = {
     "sense_and_sensibility": "SENSE AND SENSIBILITY",
 }
 
-# In R's serialisation a character vector is its type and its length, and then each string (a line of the novel) is its
-# type, flags above it, its length and its bytes. All numbers are big-endian, of four bytes.
+# R serialises a character vector as its type and its length, followed by its strings (the lines of a novel). A string
+# is its type (lowest byte) with flags (higher bytes), its length and its bytes. All numbers are big-endian, four bytes.
 _VECTOR, _STRING, _LATIN_1 = 16, 9, 0x4000
 _ASCII_STRING = (0x40000 | _STRING).to_bytes(4, "big")
 
 
 def resolve(folder: str | Path | None = None) -> Path:
-    """The folder that holds the novels as plain text; they are fetched where no folder has them."""
+    """Return the folder that holds the novels as plain text; fetch them if no folder has them."""
     return fetch.locate(
         "the set of Austen's novels",
         folder,
@@ -50,14 +50,15 @@ def resolve(folder: str | Path | None = None) -> Path:
 
 
 def cache_folder() -> Path:
-    """Where the novels are kept."""
+    """The folder in the cache for the novels."""
     return fetch.cache_folder("austen")
 
 
 def parse(database: bytes) -> dict[str, str]:
-    """Title and text of each novel in the package's database.
+    """Return title and text of each novel in the package's database.
 
-    The database is a row of records: the length of what is in it, four bytes, and this compressed by zlib.
+    The database is a sequence of records. A record is the length of its uncompressed content (four bytes), then the
+    content compressed by zlib.
     """
     novels: dict[str, str] = {}
     while database:
@@ -75,7 +76,7 @@ def parse(database: bytes) -> dict[str, str]:
 
 
 def _lines(record: bytes) -> list[str]:
-    """The strings of a record that is one character vector whose first string is ASCII."""
+    """Return the strings of a record. It must be one character vector whose first string is ASCII."""
     offset = record.find(_ASCII_STRING) - 8
     if offset < 0 or _number(record, offset) != _VECTOR:
         raise UserError(f"{DATABASE.name}: holds something else than vectors of strings")
@@ -91,7 +92,7 @@ def _lines(record: bytes) -> list[str]:
 
 
 def _number(record: bytes, offset: int) -> int:
-    """The number of four bytes at a place."""
+    """The four-byte big-endian number at an offset."""
     return int.from_bytes(record[offset : offset + 4], "big")
 
 
@@ -106,7 +107,7 @@ def _missing(folder: Path) -> list[str]:
 
 
 def _unpack_package() -> Path:
-    """apt-get download into a temporary folder; the novels in it go into the cache as plain text."""
+    """Download the package into a temporary folder, and write its novels into the cache as plain text."""
     with fetch.unpacked_package(PACKAGE) as root:
         novels = parse((root / DATABASE).read_bytes())
         for name, title in NOVELS.items():
@@ -117,7 +118,7 @@ def _unpack_package() -> Path:
 
 
 def main() -> int:
-    """Bring the novels and say where they are."""
+    """Fetch the novels if they are missing, and print where they are."""
     folder = resolve()
     characters = sum(len((folder / _file(name)).read_text(encoding="utf-8")) for name in NOVELS)
     print(f"{len(NOVELS)} novels, {characters:,} characters in {folder}")

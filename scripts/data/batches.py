@@ -9,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from scripts.data.source import AUGMENTATION, IGNORED, NOTHING, Order, generator
+from scripts.data.source import AUGMENTATION, IGNORED, PADDING, Order, generator
 
-Channels = float | Sequence[float]  # one value for all channels, or one each
+Channels = float | Sequence[float]  # one value for all channels, or one per channel
 
 
 class Split(NamedTuple):
@@ -28,15 +28,16 @@ class Batches:
     Attributes:
         images: As stored, 0 to 255: [count, H, W] or [count, C, H, W].
         labels: Class of each image.
-        batch_size: Examples a batch.
-        seed: Decides order and augmentation, with the epoch.
-        mean: Subtracted from pixels in 0 to 1; one value, or one a channel.
-        std: Pixels are divided by it afterwards.
-        crop: Images are shifted by up to so many pixels each way, zeros coming in.
-        flip: Half of the images are mirrored left to right.
-        rank: Which part of each global batch is cut; see `Order`.
+        batch_size: Examples per batch.
+        seed: Determines order and augmentation, together with the epoch.
+        mean: Subtracted from pixels scaled to 0 to 1; one value, or one per channel.
+        std: Divides the pixels afterwards; one value, or one per channel.
+        crop: Largest shift of an image in each direction, in pixels; zeros fill the gap.
+        flip: Mirrors each image left to right with probability 1/2.
+        rank: The part of each global batch that this source yields; see `Order`.
         ranks: Parts of a global batch.
-        training: False for evaluation: stored order, no augmentation, the last batch filled with labels IGNORED.
+        training: False for evaluation: stored order, no augmentation, and the last batch is padded with the label
+            IGNORED.
     """
 
     images: NDArray[np.uint8]
@@ -52,7 +53,7 @@ class Batches:
     training: bool = True
 
     def __len__(self) -> int:
-        """Batches an epoch."""
+        """Batches per epoch."""
         return len(self._order)
 
     def order(self, epoch: int) -> NDArray[np.int64]:
@@ -60,14 +61,14 @@ class Batches:
         return self._order.permutation(epoch)
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[tuple[NDArray[np.float32], NDArray[np.int32]]]:
-        """Batches of an epoch from number `start` on: images [B, C, H, W] and labels [B]."""
+        """Yield the batches of an epoch from number `start` on: images [B, C, H, W] and labels [B]."""
         augments = self.training and (self.crop > 0 or self.flip)
         changes = self._changes(epoch) if augments else None
         for chosen in self._order.batches(epoch, start):
             images = self.images[chosen]
             if changes is not None:
                 images = self._augmented(images, changes[chosen])
-            labels = np.where(chosen == NOTHING, IGNORED, self.labels[chosen].astype(np.int32))
+            labels = np.where(chosen == PADDING, IGNORED, self.labels[chosen].astype(np.int32))
             yield normalise(images, self.mean, self.std), labels.astype(np.int32)
 
     @property
@@ -82,14 +83,14 @@ class Batches:
         )
 
     def _changes(self, epoch: int) -> NDArray[np.int64]:
-        """Row shift, column shift and mirroring of each example in an epoch, [count, 3]."""
+        """Row shift, column shift (0 to 2 * crop) and mirroring (0 or 1) of each example in an epoch, [count, 3]."""
         random = generator(self.seed, epoch, AUGMENTATION)
         shifts = random.integers(0, 2 * self.crop + 1, (len(self.labels), 2))
         mirrored = random.integers(0, 2, (len(self.labels), 1)) * int(self.flip)
         return np.concatenate([shifts, mirrored], axis=1)
 
     def _augmented(self, images: NDArray[np.uint8], changes: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """Images shifted and mirrored as their changes say."""
+        """Images shifted and mirrored by their rows of `changes` [B, 3]."""
         height, width = images.shape[-2:]
         around = (self.crop, self.crop)
         padded = np.pad(images, ((0, 0),) * (images.ndim - 2) + (around, around))
@@ -103,7 +104,7 @@ class Batches:
 
 
 def normalise(images: NDArray[np.uint8], mean: Channels, std: Channels) -> NDArray[np.float32]:
-    """Images [count, H, W] or [count, C, H, W] in 0 to 255 as [count, C, H, W]: (pixel / 255 - mean) / std."""
+    """Return (images / 255 - mean) / std as [count, C, H, W], of images [count, H, W] or [count, C, H, W], 0 to 255."""
     if images.ndim == 3:
         images = images[:, None]
     centre, spread = _per_channel(mean), _per_channel(std)
@@ -112,5 +113,5 @@ def normalise(images: NDArray[np.uint8], mean: Channels, std: Channels) -> NDArr
 
 
 def _per_channel(value: Channels) -> NDArray[np.float64]:
-    """A value for each channel, or one for all, [C or 1, 1, 1]."""
+    """A value per channel [C, 1, 1], or one for all channels [1, 1, 1]."""
     return np.asarray(value, np.float64).reshape(-1, 1, 1)

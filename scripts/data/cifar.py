@@ -1,8 +1,9 @@
 """CIFAR-10 and CIFAR-100: 50,000 + 10,000 colour images of 32 x 32, in the authors' binary format.
 
 A record is its label bytes (CIFAR-10: the class; CIFAR-100: the superclass, then the class), then 1024 red, 1024 green
-and 1024 blue bytes, row by row. `resolve` finds the files: a folder named by the user, else the environment variable
-CIFAR10_DIR or CIFAR100_DIR, else the cache or the system's folder, else the authors' archive, checksum compared.
+and 1024 blue bytes, row by row. `resolve` looks for the files in a folder named by the user, else in the folder that
+CIFAR10_DIR or CIFAR100_DIR names, else in the cache and in the system's folder. If none has them, it downloads the
+authors' archive and verifies its checksum.
 """
 
 from __future__ import annotations
@@ -29,21 +30,21 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Format:
-    """One of the two sets.
+    """One of the two data sets.
 
     Attributes:
-        title: What it is called.
+        title: Its name in messages.
         variable: Environment variable that may name its folder.
-        classes: How many classes there are.
+        classes: Number of classes.
         label_bytes: Bytes before a record's pixels; the last one is the class.
         train: Files of the training part.
         test: Files of the test part.
         images: Images in each file, as published.
         archive: Name of the authors' archive.
         inside: Folder in the archive.
-        md5: Checksum of the archive that the authors publish.
-        mean: Of each channel of the training images, in 0 to 1.
-        std: Likewise.
+        md5: Published checksum of the archive.
+        mean: Mean of each channel over the training images, pixels in 0 to 1.
+        std: Standard deviation of each channel over the training images, pixels in 0 to 1.
     """
 
     title: str
@@ -98,14 +99,14 @@ FORMATS = {
 
 
 def load(name: str, folder: Path, part: str) -> Split:
-    """The `train` or `test` part of `cifar10` or `cifar100`: images [count, 3, 32, 32] and classes [count]."""
+    """Read the `train` or `test` part of `cifar10` or `cifar100`: images [count, 3, 32, 32] and classes [count]."""
     kind = FORMATS[name]
     parts = [_read(folder / file, kind) for file in {"train": kind.train, "test": kind.test}[part]]
     return Split(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
 
 def resolve(name: str, folder: str | Path | None = None) -> Path:
-    """The folder that holds a set's files; they are fetched where no folder has them."""
+    """Return the folder that holds a data set's files; download them if no folder has them."""
     kind = FORMATS[name]
 
     def missing(place: Path) -> list[str]:
@@ -127,7 +128,7 @@ def resolve(name: str, folder: str | Path | None = None) -> Path:
 
 
 def _read(path: Path, kind: Format) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Images and classes of a file, or an error that names it."""
+    """Read images [count, 3, 32, 32] and classes [count] of a file; errors name the file."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:
@@ -155,7 +156,7 @@ def _read(path: Path, kind: Format) -> tuple[NDArray[np.uint8], NDArray[np.uint8
 
 
 def _download(name: str) -> Path:
-    """The files out of the authors' archive."""
+    """Download the authors' archive, and put its files into the cache."""
     kind = FORMATS[name]
     content = fetch.download(SITE + kind.archive, kind.md5)
     with tempfile.TemporaryDirectory() as temporary:

@@ -1,4 +1,4 @@
-"""A configuration's data set as two sources of batches: one to train on, one to evaluate on."""
+"""Builds the two sources of batches that a configuration asks for: one to train on, one to evaluate on."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from scripts.settings.train_settings import TrainSettings
 from thor.runtime.errors import UserError
 
 if TYPE_CHECKING:
-    from scripts.data.wordpiece import Vocabulary  # its library is imported where there is text
+    from scripts.data.wordpiece import Vocabulary  # imports `tokenizers`, which only text needs
 
-EVALUATION_BATCH = 1000  # of sets in memory
+EVALUATION_BATCH = 1000  # default for data sets in memory
 FASHION_MEAN, FASHION_STD = 0.2860, 0.3530  # of Fashion-MNIST's training images
-# Images for training as published, for a run that is only planned. Text has no published size.
+# Published numbers of training images, for a dry run without the data. Text has no published size.
 PUBLISHED_SIZES = {
     "fashion_mnist": 60_000,
     "cifar10": 50_000,
@@ -31,15 +31,15 @@ PUBLISHED_SIZES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Feeds:
-    """What a run is fed with.
+    """The data of a run.
 
     Attributes:
         train: Batches to train on.
-        test: Batches to evaluate on; the ranks together leave no example out, padding has labels below 0.
+        test: Batches to evaluate on. The ranks together see every example once; padding has labels below 0.
         origin: Where the data are, for messages.
-        network_options: Arguments for the network's factory that the data decide.
-        skipped: Unreadable images so far, over both parts, and what is wrong with each.
-        words: The vocabulary of a text.
+        network_options: Arguments for the network's factory that depend on the data.
+        skipped: For each of the two parts, the unreadable images so far, and the reason of each.
+        words: The vocabulary, if the data are text.
     """
 
     train: Source
@@ -50,14 +50,17 @@ class Feeds:
     words: Vocabulary | None = None
 
     def unreadable(self) -> int:
-        """How many unreadable images were met."""
+        """Number of unreadable images so far."""
         return sum(len(names) for names in self.skipped)
 
 
 def open_feeds(settings: TrainSettings, words: Vocabulary | None = None) -> Feeds:
-    """Find the data set that a configuration names, and cut it into batches; a text by ``words``, where they are given.
+    """Find the data set that a configuration names, and cut it into batches.
 
-    A trained network knows pieces by the numbers that its own vocabulary gave them, whatever text it is shown.
+    Args:
+        settings: The run's configuration.
+        words: Vocabulary that encodes a text. A trained network needs the one that it was trained with; without it,
+            a vocabulary is built from the training documents.
     """
     name = settings.data.name
     if name == "text":
@@ -68,20 +71,20 @@ def open_feeds(settings: TrainSettings, words: Vocabulary | None = None) -> Feed
 
 
 def _training(settings: TrainSettings) -> dict[str, Any]:
-    """Arguments of every training source."""
+    """Arguments that every training source gets."""
     data = settings.data
     return {"batch_size": settings.share, "seed": settings.seed, "rank": data.rank, "ranks": data.ranks}
 
 
 def _evaluation(settings: TrainSettings, default: int, examples: int) -> dict[str, Any]:
-    """Arguments of every source to evaluate on; a batch is no larger than this rank's share of the examples."""
+    """Arguments that every evaluation source gets; a batch is no larger than this rank's share of the examples."""
     data = settings.data
     size = max(1, min(settings.eval_batch_size or default, -(-examples // data.ranks)))
     return {"batch_size": size, "rank": data.rank, "ranks": data.ranks, "training": False}
 
 
 def _in_memory(settings: TrainSettings) -> Feeds:
-    """Fashion-MNIST and CIFAR."""
+    """Open Fashion-MNIST or CIFAR."""
     data = settings.data
     load: Callable[[Path, str], Split]
     mean: Channels
@@ -97,7 +100,7 @@ def _in_memory(settings: TrainSettings) -> Feeds:
         def load(folder: Path, part: str) -> Split:
             return cifar.load(data.name, folder, part)
 
-    if settings.reconstructs:  # a reconstruction is of pixels in 0 to 1
+    if settings.reconstructs:  # the target of a reconstruction is the pixels in 0 to 1
         mean, std = 0.0, 1.0
     train, test = load(folder, "train"), load(folder, "test")
     labels = test.labels[: data.test_size]
@@ -123,7 +126,7 @@ def _in_memory(settings: TrainSettings) -> Feeds:
 
 
 def _photographs(settings: TrainSettings) -> Feeds:
-    """ImageNet as a folder or as MindRecord, and the twenty samples."""
+    """Open ImageNet, as a folder or as MindRecord, or the twenty sample photographs."""
     data = settings.data
     train, test, folder = _collections(settings)
     skipped: tuple[dict[str, str], dict[str, str]] = ({}, {})
@@ -142,10 +145,10 @@ def _photographs(settings: TrainSettings) -> Feeds:
 
 
 def _collections(settings: TrainSettings) -> tuple[Collection, Collection, Path]:
-    """Training and validation images, and where they are."""
+    """Return training images, validation images and their folder."""
     data = settings.data
     if data.name == "mindrecord":
-        from scripts.data import mindrecord  # MindSpore's data engine takes a second to import
+        from scripts.data import mindrecord  # here, because MindSpore's data engine is slow to import
 
         if data.folder is None:
             raise UserError(
@@ -164,7 +167,7 @@ def _collections(settings: TrainSettings) -> tuple[Collection, Collection, Path]
 
 
 def _text(settings: TrainSettings, words: Vocabulary | None) -> Feeds:
-    """Sequences of plain text; without a vocabulary one is built from the training documents alone."""
+    """Open plain text; without `words`, a vocabulary is built from the training documents."""
     from scripts.data import austen, text, wordpiece
 
     data = settings.data
@@ -185,14 +188,14 @@ def _text(settings: TrainSettings, words: Vocabulary | None) -> Feeds:
 
 
 def classes_of(source: Source) -> int:
-    """How many classes (of text: word pieces) the labels of a source tell apart."""
+    """Number of classes (for text: word pieces) that a source's labels can name."""
     if isinstance(source, ImageSource):
         return len(source.collection.classes)
     return int(source.labels.max()) + 1 if isinstance(source, Batches) else int(cast(Any, source).words)
 
 
 def examples_of(source: Source) -> int | None:
-    """How many examples a source has, where it knows."""
+    """Number of examples of a source, or None if it has no such number."""
     for name in ("labels", "collection", "sequences"):
         found = getattr(source, name, None)
         if found is not None:

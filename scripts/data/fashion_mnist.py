@@ -1,8 +1,8 @@
 """Fashion-MNIST: 60,000 + 10,000 grey images of 28 x 28 in ten balanced classes (MIT licence).
 
-`resolve` finds its four files, and brings them where they are missing: a folder named by the user, else the
-environment variable FASHION_MNIST_DIR, else the cache or the system's folder, else the Debian package
-`dataset-fashion-mnist`, else the set's own site, checksums compared.
+`resolve` looks for its four files in a folder named by the user, else in the folder that FASHION_MNIST_DIR names, else
+in the cache and in the system's folder. If none has them, they come from the Debian package `dataset-fashion-mnist`, or
+else from the authors' site, where checksums are verified.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SYSTEM_FOLDER = Path("/usr/share/datasets/fashion-mnist")
 SITE = "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/"
 CLASSES = 10
 
-# The MD5 sums that the authors publish for the files on their site (Debian packs the same bytes anew).
+# The MD5 sums that the authors publish for the files on their site. Debian's files are compressed anew, so they differ.
 FILES = {
     "train-images-idx3-ubyte.gz": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
     "train-labels-idx1-ubyte.gz": "25c81989df183df01b3e8a0aad5dffbe",
@@ -32,7 +32,7 @@ FILES = {
 
 
 def load(folder: Path, split: str) -> Split:
-    """The `train` or `test` part of the set in a folder, checked."""
+    """Read and check the `train` or `test` part in a folder: images [count, 28, 28] and labels [count]."""
     prefix = {"train": "train", "test": "t10k"}[split]
     images_path = folder / f"{prefix}-images-idx3-ubyte.gz"
     labels_path = folder / f"{prefix}-labels-idx1-ubyte.gz"
@@ -49,7 +49,7 @@ def load(folder: Path, split: str) -> Split:
 
 
 def resolve(folder: str | Path | None = None) -> Path:
-    """The folder that holds the four files; they are fetched where no folder has them."""
+    """Return the folder that holds the four files; fetch them if no folder has them."""
     return fetch.locate(
         "Fashion-MNIST",
         folder,
@@ -64,7 +64,7 @@ def resolve(folder: str | Path | None = None) -> Path:
 
 
 def cache_folder() -> Path:
-    """Where fetched files are kept."""
+    """The folder in the cache for fetched files."""
     return fetch.cache_folder("fashion-mnist")
 
 
@@ -74,19 +74,19 @@ def _missing(folder: Path) -> list[str]:
 
 
 def _install_package() -> Path:
-    """apt-get install, as root."""
+    """Install the Debian package, as root."""
     fetch.install_package(PACKAGE)
     return fetch.complete(SYSTEM_FOLDER, PACKAGE, _missing)
 
 
 def _unpack_package() -> Path:
-    """apt-get download into a temporary folder, unpacked into the cache; needs no root."""
+    """Download the Debian package into a temporary folder, and copy its files into the cache; needs no root."""
     with fetch.unpacked_package(PACKAGE) as root:
         return fetch.keep(root / SYSTEM_FOLDER.relative_to("/"), list(FILES), cache_folder())
 
 
 def _download() -> Path:
-    """The four files from the set's own site, each compared with its published MD5 sum."""
+    """Download the four files from the authors' site, and compare each with its published MD5 sum."""
     with tempfile.TemporaryDirectory() as temporary:
         for name, checksum in FILES.items():
             (Path(temporary) / name).write_bytes(fetch.download(SITE + name, checksum))
@@ -94,7 +94,7 @@ def _download() -> Path:
 
 
 def main() -> int:
-    """Bring the set and say where it is."""
+    """Fetch the data set if it is missing, and print where it is."""
     folder = resolve()
     train, test = load(folder, "train"), load(folder, "test")
     print(f"Fashion-MNIST: {len(train.labels):,} + {len(test.labels):,} images in {folder}")

@@ -1,7 +1,7 @@
-"""Finds the files of a data set, and brings them where they are missing.
+"""Finds the files of a data set, or fetches them.
 
 `locate` looks in a folder named by the user, else in the one that an environment variable names, else in the cache and
-in the system's folder, else fetches them; where that fails too, its error says which command helps.
+in the system's folder. If none has the files, it fetches them; if that fails too, the error says which command helps.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from thor.runtime.errors import UserError
 
 Missing = Callable[[Path], list[str]]
 
-_looking_only = ContextVar("looking_only", default=False)
+_without_fetching = ContextVar("without_fetching", default=False)
 
 
 @contextmanager
-def looking_only() -> Iterator[None]:
-    """Within, a set that is not on this machine is an error, and nothing is fetched."""
-    token = _looking_only.set(True)
+def without_fetching() -> Iterator[None]:
+    """Context in which nothing is fetched: a data set that is not on this machine is an error."""
+    token = _without_fetching.set(True)
     try:
         yield
     finally:
-        _looking_only.reset(token)
+        _without_fetching.reset(token)
 
 
 def locate(
@@ -46,17 +46,17 @@ def locate(
     advice: str,
     size: str = "",
 ) -> Path:
-    """The folder that holds a data set.
+    """Return the folder that holds a data set; fetch the set if no folder has it.
 
     Args:
-        title: What the set is called in messages.
-        option: A folder named by the user; it must be complete.
-        variable: Environment variable that may name a folder; it must be complete then.
-        folders: Where else the set may be, in order.
-        missing: Names of the files that a folder lacks.
-        ways: Functions that fetch the set and answer with its folder, in the order to try.
-        advice: What the user can do where all this fails.
-        size: How much is fetched, for the message.
+        title: Name of the set in messages.
+        option: Folder named by the user; it must have all files.
+        variable: Environment variable that may name a folder, which must then have all files.
+        folders: Other folders to look in, in order.
+        missing: Returns the names of the files that a folder lacks.
+        ways: Functions that fetch the set and return its folder, in the order to try.
+        advice: What the user can do if all this fails.
+        size: Size of the download, for the message.
     """
     for source, named in (("the option data.folder", option), (variable, os.environ.get(variable))):
         if named:
@@ -64,7 +64,7 @@ def locate(
     for candidate in folders:
         if not missing(candidate):
             return candidate
-    if not ways or _looking_only.get():
+    if not ways or _without_fetching.get():
         raise UserError(f"{title} is not on this machine.\n{advice}")
     print(f"Fetching {title} ({size}, once) ...", file=sys.stderr)
     reasons = []
@@ -77,7 +77,7 @@ def locate(
 
 
 def complete(folder: Path, source: str, missing: Missing) -> Path:
-    """The folder, if it has all files."""
+    """Return the folder if it has all files; otherwise raise an error that names the missing ones and `source`."""
     lacking = missing(folder)
     if lacking:
         raise UserError(f"{folder} ({source}) lacks {', '.join(lacking)}")
@@ -85,7 +85,7 @@ def complete(folder: Path, source: str, missing: Missing) -> Path:
 
 
 def cache_folder(name: str) -> Path:
-    """Where the fetched files of a set are kept."""
+    """The folder in the user's cache for the fetched files of a data set."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "mindspore-thor" / name
 
@@ -100,7 +100,10 @@ def install_package(package: str) -> None:
 
 @contextmanager
 def unpacked_package(package: str) -> Iterator[Path]:
-    """A temporary folder with the files of a Debian package, as if it were `/`; needs no root."""
+    """Context that downloads a Debian package, and unpacks it below a temporary folder, which it yields; needs no root.
+
+    The yielded folder takes the place of `/` in the package's paths.
+    """
     _require_apt()
     with tempfile.TemporaryDirectory() as temporary:
         _apt("download", package, folder=temporary)
@@ -110,7 +113,7 @@ def unpacked_package(package: str) -> Iterator[Path]:
 
 
 def download(url: str, md5: str) -> bytes:
-    """The content of a URL, compared with its published MD5 sum."""
+    """Return the content of a URL, after comparing it with its published MD5 sum."""
     with urllib.request.urlopen(url, timeout=30) as response:
         content: bytes = response.read()
     found = hashlib.md5(content, usedforsecurity=False).hexdigest()
@@ -120,10 +123,10 @@ def download(url: str, md5: str) -> bytes:
 
 
 def keep(folder: Path, names: Sequence[str], cache: Path) -> Path:
-    """Copy files into the cache, each under its final name only once complete; the cache."""
+    """Copy files into the cache, and return the cache. A file gets its final name only once it is complete."""
     cache.mkdir(parents=True, exist_ok=True)
     for name in names:
-        partial = cache / f"{name}.{os.getpid()}.partial"  # of this process: all ranks of a job may fetch
+        partial = cache / f"{name}.{os.getpid()}.partial"  # one per process, since all ranks of a job may fetch
         try:
             shutil.copyfile(folder / name, partial)
             os.replace(partial, cache / name)
@@ -133,7 +136,7 @@ def keep(folder: Path, names: Sequence[str], cache: Path) -> Path:
 
 
 def _reason(error: Exception) -> str:
-    """A failure in one line."""
+    """The message of a failure, in one line."""
     if isinstance(error, subprocess.CalledProcessError):
         lines = (error.stderr or "").strip().splitlines()
         return lines[-1] if lines else f"{error.cmd[0]} ended with status {error.returncode}"
@@ -141,13 +144,13 @@ def _reason(error: Exception) -> str:
 
 
 def _require_apt() -> None:
-    """An error where there is no apt-get."""
+    """Raise an error if there is no apt-get."""
     if shutil.which("apt-get") is None:
         raise UserError("apt-get is not on this machine")
 
 
 def _apt(*arguments: str, folder: str | None = None) -> None:
-    """Run apt-get; where it fails, once more after `apt-get update`."""
+    """Run apt-get; if it fails, run it once more after `apt-get update`."""
     try:
         _run(["apt-get", *arguments], folder)
     except subprocess.CalledProcessError:
@@ -156,6 +159,6 @@ def _apt(*arguments: str, folder: str | None = None) -> None:
 
 
 def _run(command: list[str], folder: str | None = None) -> None:
-    """Run a command silently, never asking anything."""
+    """Run a command without output and without questions."""
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True, text=True, timeout=300)

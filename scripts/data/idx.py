@@ -1,4 +1,4 @@
-"""Reader of the idx format of MNIST and its kin: gzip, a big-endian header, then one byte a value.
+"""Reader of the idx format of MNIST and similar data sets: gzip, a big-endian header, then one byte per value.
 
 Header: 0x00000803, count, rows, columns for images; 0x00000801, count for labels.
 """
@@ -21,17 +21,17 @@ _KINDS = {IMAGES_MAGIC: "images", LABELS_MAGIC: "labels"}
 
 
 def read_images(path: Path) -> NDArray[np.uint8]:
-    """Images of an idx3 file, [count, rows, columns]."""
+    """Read the images of an idx3 file, [count, rows, columns]."""
     return _read(path, IMAGES_MAGIC, axes=3)
 
 
 def read_labels(path: Path) -> NDArray[np.uint8]:
-    """Labels of an idx1 file, [count]."""
+    """Read the labels of an idx1 file, [count]."""
     return _read(path, LABELS_MAGIC, axes=1)
 
 
 def _read(path: Path, magic: int, axes: int) -> NDArray[np.uint8]:
-    """Values of an idx file in its header's shape, or an error that names the file."""
+    """Read the values of an idx file, in the shape that its header gives; errors name the file."""
     content = _unpack(path)
     header = 4 * (1 + axes)
     found = struct.unpack(">I", content[:4])[0] if len(content) >= 4 else None
@@ -49,7 +49,7 @@ def _read(path: Path, magic: int, axes: int) -> NDArray[np.uint8]:
 
 
 def _unpack(path: Path) -> bytes:
-    """The unpacked bytes of a gzip file."""
+    """Return the uncompressed bytes of a gzip file."""
     try:
         with gzip.open(path) as file:
             return file.read()

@@ -1,4 +1,4 @@
-"""Batches of encoded images, decoded as they are needed: a `Source` over a folder or over MindRecord files."""
+"""Batches of images that are decoded when needed: a `Source` over a folder or over MindRecord files."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 from scripts.data import images
 from scripts.data.batches import normalise
 from scripts.data.images import UnreadableError
-from scripts.data.source import AUGMENTATION, IGNORED, NOTHING, Order, generator
+from scripts.data.source import AUGMENTATION, IGNORED, PADDING, Order, generator
 from thor.runtime.errors import UserError
 
-LOOK_AHEAD = 3  # batches in the making while one is used
-# A few bad files are skipped. More than so many in an epoch, and more than a tenth of what this rank is to read in it,
-# mean that the set itself is not there.
+LOOK_AHEAD = 3  # batches that are prepared while one is used
+# A few unreadable images are skipped. An epoch with more than FEW of them, and more than a tenth of this rank's images,
+# ends the run: then the data set itself is broken or missing.
 FEW, TENTH = 20, 10
 
 log = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ Example = tuple[NDArray[np.uint8], int]
 
 
 class Item(NamedTuple):
-    """An image as stored: its file or its bytes, its class, and what messages call it."""
+    """An image as stored: its file or its bytes, its class, and its name in messages."""
 
     content: Path | bytes
     label: int
@@ -44,35 +44,35 @@ class Collection(Protocol):
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Names of the classes; a label is an index of it."""
+        """Names of the classes; a label is an index into it."""
 
     def __len__(self) -> int:
-        """How many images there are."""
+        """Number of images."""
 
     def items(self, indices: Sequence[int]) -> Iterator[Item]:
-        """The images of these numbers, in this order."""
+        """Yield the images with these indices, in this order."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageSource:
     """Cuts a collection into batches of images [B, 3, size, size] and labels [B].
 
-    What is done to an image depends on seed, epoch and the image's number alone. An unreadable image is skipped,
-    counted in `skipped` and logged once: in training the next readable one takes its place, in evaluation its label is
-    IGNORED.
+    The augmentation of an image depends only on the seed, the epoch and the image's index. An unreadable image is
+    skipped, recorded in `skipped` and logged once. In training, the next readable image takes its place; in evaluation,
+    its label is IGNORED.
 
     Attributes:
         collection: The images.
-        batch_size: Examples a batch of this rank.
-        seed: Decides order and augmentation, with the epoch.
-        rank: Which part of each global batch is cut; see `Order`.
+        batch_size: Examples per batch of this rank.
+        seed: Determines order and augmentation, together with the epoch.
+        rank: The part of each global batch that this source yields; see `Order`.
         ranks: Parts of a global batch.
-        training: False for evaluation: stored order, the middle of each image.
-        size: Height and width of what the network is shown.
-        augment: False shows the middle of each image in training too, always the same.
+        training: False for evaluation: stored order, the centre of each image.
+        size: Height and width of the network's input.
+        augment: False takes the centre of each image in training too.
         strict: An unreadable image ends the run with an error.
-        workers: Threads that decode; as many as there are processors unless given.
-        skipped: Name of each unreadable image so far, and what was wrong with it.
+        workers: Threads that decode; one per processor by default.
+        skipped: Name of each unreadable image so far, and the reason.
     """
 
     collection: Collection
@@ -96,14 +96,14 @@ class ImageSource:
             raise UserError(f"workers must be at least 1, and is {self.workers}")
 
     def __len__(self) -> int:
-        """Batches an epoch."""
+        """Batches per epoch."""
         return len(self._order)
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[tuple[NDArray[np.float32], NDArray[np.int32]]]:
-        """Batches of an epoch from number `start` on, a few of them prepared ahead."""
+        """Yield the batches of an epoch from number `start` on; LOOK_AHEAD batches are prepared in advance."""
         self._skipped_now.clear()
         batches = list(self._order.batches(epoch, start))
-        wanted = [int(index) for batch in batches for index in batch if index != NOTHING]
+        wanted = [int(index) for batch in batches for index in batch if index != PADDING]
         items = self.collection.items(wanted)
         waiting: deque[list[Future[Example]]] = deque()
         pool = ThreadPoolExecutor(self.workers or os.cpu_count() or 1, thread_name_prefix="decode")
@@ -129,11 +129,11 @@ class ImageSource:
         )
 
     def _item(self, items: Iterator[Item], index: int) -> Item | None:
-        """The next item, or None where the batch is filled up."""
-        return None if index == NOTHING else next(items)
+        """The next item, or None for padding."""
+        return None if index == PADDING else next(items)
 
     def _example(self, epoch: int, index: int, item: Item | None) -> Example:
-        """What the network is shown of an item, and its label."""
+        """The view of an item and its label; of an unreadable image, its substitute or a blank example."""
         if item is None:
             return self._blank()
         try:
@@ -143,18 +143,18 @@ class ImageSource:
         return self._substitute(epoch, index) if self.training else self._blank()
 
     def _view(self, epoch: int, index: int, item: Item) -> Example:
-        """The item's view, and its label."""
+        """The training or evaluation view of an item [size, size, 3], and its label."""
         image = images.decode(item.content)
         if not (self.training and self.augment):
             return images.evaluation_view(image, self.size), item.label
         return images.training_view(image, self.size, generator(self.seed, epoch, AUGMENTATION, index)), item.label
 
     def _blank(self) -> Example:
-        """No example."""
+        """An all-zero image with the label IGNORED, for padding."""
         return np.zeros((self.size, self.size, 3), np.uint8), IGNORED
 
     def _skip(self, item: Item, error: UnreadableError) -> None:
-        """Count an unreadable image, or end the run."""
+        """Record an unreadable image; end the run if `strict` or if there are too many of them."""
         if self.strict:
             raise UserError(f"{item.name}: {error} (without 'strict' it would be skipped)")
         with self._lock:
@@ -166,13 +166,13 @@ class ImageSource:
             log.warning("skipped %s: %s", item.name, error)
         share = -(-count // self.ranks)
         if skipped > min(max(FEW, share // TENTH), count - 1):
-            of = share if skipped <= share else count  # with those that were to take a bad one's place
+            of = share if skipped <= share else count  # more than the share: substitutes were unreadable too
             raise UserError(f"{skipped} of {of} images cannot be read, such as {item.name}: {error}")
 
     def _substitute(self, epoch: int, index: int) -> Example:
-        """The next readable image after an unreadable one, as stored; mostly of the same class.
+        """The next readable image in the collection after an unreadable one; it is mostly of the same class.
 
-        There is one: `_skip` ends the run before all are found unreadable.
+        The loop ends, because `_skip` ends the run before all images are found unreadable.
         """
         while True:
             index = (index + 1) % len(self.collection)
@@ -184,7 +184,7 @@ class ImageSource:
 
 
 def _stacked(examples: list[Future[Example]]) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
-    """A batch for the network, from its examples in the making."""
+    """Wait for the examples of a batch; return images [B, 3, size, size], normalised, and labels [B]."""
     views, labels = zip(*(example.result() for example in examples), strict=True)
-    pixels = np.ascontiguousarray(np.stack(views).transpose(0, 3, 1, 2))  # twice as fast as normalising the view
+    pixels = np.ascontiguousarray(np.stack(views).transpose(0, 3, 1, 2))  # `normalise` is slow on a transposed view
     return normalise(pixels, images.MEAN, images.STD), np.array(labels, np.int32)

@@ -1,7 +1,7 @@
-"""ImageNet as a folder: train/n01440764/n01440764_10026.JPEG, and val/ likewise, a folder a class.
+"""ImageNet as a folder: train/n01440764/n01440764_10026.JPEG, and val/ likewise, one folder per class.
 
-A class's label is its place among the sorted folder names of train/. The images are not to be had without registration
-at https://image-net.org; the environment variable IMAGENET_DIR or the option data.folder says where they are.
+A class's label is its index among the sorted folder names of train/. The images require a registration at
+https://image-net.org; the environment variable IMAGENET_DIR or the option data.folder names their folder.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _WORDNET = re.compile(r"(n\d{8})_")
 
 @dataclass(frozen=True)
 class ImageFolder:
-    """The images of one part, listed and not yet opened.
+    """The images of train/ or val/, listed but not read.
 
     Attributes:
-        root: Folder of the part.
+        root: The folder train/ or val/.
         classes: Names of the classes, sorted.
         paths: Files relative to the root, class by class, sorted.
         labels: Class of each file.
@@ -41,18 +41,18 @@ class ImageFolder:
     labels: NDArray[np.int32]
 
     def __len__(self) -> int:
-        """How many images there are."""
+        """Number of images."""
         return len(self.paths)
 
     def items(self, indices: Sequence[int]) -> Iterator[Item]:
-        """The images of these numbers, in this order."""
+        """Yield the images with these indices, in this order."""
         for index in indices:
             path = self.root / self.paths[index]
             yield Item(path, int(self.labels[index]), str(path))
 
 
 def resolve(folder: str | Path | None = None) -> Path:
-    """The folder that holds train/ and val/."""
+    """Return the folder that holds train/ and val/."""
     return fetch.locate(
         "ImageNet",
         folder,
@@ -66,17 +66,17 @@ def resolve(folder: str | Path | None = None) -> Path:
 
 
 def load(folder: Path) -> tuple[ImageFolder, ImageFolder]:
-    """The training and the validation part, of the same classes."""
+    """List the training and the validation images; both must have the same classes."""
     train = scan(folder / "train")
     return train, scan(folder / "val", train.classes)
 
 
 def scan(root: Path, classes: tuple[str, ...] | None = None) -> ImageFolder:
-    """List a part of the set.
+    """List the images of train/ or val/.
 
     Args:
         root: Folder of class folders.
-        classes: The classes that there must be; those that are found unless given.
+        classes: The classes that must be there; any unless given.
     """
     found = _class_folders(root)
     if classes is not None:
@@ -91,7 +91,7 @@ def scan(root: Path, classes: tuple[str, ...] | None = None) -> ImageFolder:
 
 
 def _missing(folder: Path) -> list[str]:
-    """Which of the two parts a folder lacks."""
+    """The folders, of train/ and val/, that a folder lacks."""
     return [f"{part}/" for part in ("train", "val") if not (folder / part).is_dir()]
 
 
@@ -111,7 +111,7 @@ def _class_folders(root: Path) -> list[str]:
 
 
 def _same_classes(root: Path, found: list[str], expected: Sequence[str]) -> None:
-    """An error where a part has other classes than the training part."""
+    """Raise an error if val/ has other classes than train/."""
     for names, verb in ((set(expected) - set(found), "lacks"), (set(found) - set(expected), "has, and train has not,")):
         if names:
             more = f" and {len(names) - 3} more" if len(names) > 3 else ""
@@ -121,7 +121,7 @@ def _same_classes(root: Path, found: list[str], expected: Sequence[str]) -> None
 def _images(folder: Path) -> list[str]:
     """Sorted names of a class's images."""
     with os.scandir(folder) as entries:
-        names = (entry.name for entry in entries if not entry.name.startswith("."))  # as ._NAME.JPEG, which macOS adds
+        names = (entry.name for entry in entries if not entry.name.startswith("."))  # macOS adds ._NAME.JPEG
         files = sorted(name for name in names if name.lower().endswith(ENDINGS))
     if not files:
         raise UserError(f"{folder}: holds no images (NAME.JPEG); delete the folder, or fill it")

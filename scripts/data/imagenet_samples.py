@@ -1,7 +1,7 @@
-"""Twenty photographs arranged as ImageNet is: for tests and demonstrations, never for results.
+"""Twenty photographs in ImageNet's folder layout: for tests and demonstrations, never for results.
 
-They come with the package foolbox (pip install --no-deps foolbox==3.3.4): ImageNet's label is in each file's name. The
-images are for research, and no part of this project.
+They come with the package foolbox (pip install --no-deps foolbox==3.3.4); each file's name holds ImageNet's label. The
+images are for research, and not part of this project.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CLASSES = 1000
 
 
 def folder() -> Path:
-    """The folder of the package's samples; the package itself is not imported, since it needs more than is here."""
+    """The folder of the package's samples. The package is not imported, because its dependencies are not installed."""
     found = importlib.util.find_spec("foolbox")
     if found is None or found.origin is None:
         raise UserError(f"the sample photographs are missing; run:  pip install --no-deps {PACKAGE}")
@@ -28,7 +28,7 @@ def folder() -> Path:
 
 
 def samples(kind: str) -> list[tuple[Path, int]]:
-    """Files and labels of `imagenet`, `cifar10` or `cifar100`, in order."""
+    """Files and labels of the samples of `imagenet`, `cifar10` or `cifar100`, sorted by file name."""
     found = sorted(folder().glob(f"{kind}_*"))
     return [(path, int(re.split(r"[_.]", path.name)[2])) for path in found]
 
@@ -36,8 +36,8 @@ def samples(kind: str) -> list[tuple[Path, int]]:
 def arrange(target: Path) -> Path:
     """Copy the twenty JPEGs to target/train/nXXXXXXXX and target/val/nXXXXXXXX, the same ones in both.
 
-    The folder's number is ImageNet's label and no WordNet number, so that sorted folders are in ImageNet's order. The
-    target is there once all of it is, whoever arranges it at the same time.
+    The number in a folder's name is ImageNet's label, not a WordNet number, so that sorted folders are in ImageNet's
+    order. The target appears only when it is complete, even if several processes arrange it at the same time.
     """
     partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
     try:
@@ -53,7 +53,7 @@ def arrange(target: Path) -> Path:
 
 
 def _into_place(partial: Path, target: Path) -> None:
-    """Rename a folder, unless another process has just brought its own there."""
+    """Rename `partial` to `target`, unless another process has just put its own copy there."""
     try:
         os.replace(partial, target)
     except OSError as error:

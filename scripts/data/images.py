@@ -1,7 +1,7 @@
-"""From the bytes of a photograph to what a network is shown: decoding, crops, mirroring.
+"""From the bytes of a photograph to a network's input: decoding, crops, mirroring.
 
-The two views are those of nearly all ImageNet results: training takes a random part of the image and mirrors half of
-them, evaluation the middle of the image. Both give [size, size, 3], 0 to 255.
+The two views are the usual ones of ImageNet. Training takes a random crop and mirrors it with probability 1/2;
+evaluation takes the centre of the image. Both return pixels [size, size, 3], 0 to 255.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-# Over ImageNet's training images; a pixel is in 0 to 1.
+# Mean and standard deviation of each channel over ImageNet's training images, pixels in 0 to 1.
 MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
 
 AREA = (0.08, 1.0)  # share of the image's area that a random crop covers
-RATIO = (3 / 4, 4 / 3)  # its width over its height
-ATTEMPTS = 10  # crops that may stick out of the image before the middle is taken instead
+RATIO = (3 / 4, 4 / 3)  # width over height of a random crop
+ATTEMPTS = 10  # random crops that are tried; if none lies within the image, the centre is taken
 
 Box = tuple[float, float, float, float]  # left, top, right, bottom
 
 
 class UnreadableError(Exception):
-    """A file that gives no image; the message says why."""
+    """A file cannot be decoded as an image; the message says why."""
 
 
 def decode(encoded: Path | bytes) -> Image.Image:
-    """The RGB image in a file or in its bytes, all of it decoded; grey and CMYK images are converted."""
+    """Decode a file, or the bytes of one, completely, and convert it to RGB."""
     try:
         content = encoded if isinstance(encoded, bytes) else encoded.read_bytes()
         if not content:
@@ -45,14 +45,14 @@ def decode(encoded: Path | bytes) -> Image.Image:
 
 
 def training_view(image: Image.Image, size: int, random: np.random.Generator) -> NDArray[np.uint8]:
-    """A random part of random shape, scaled to size x size, mirrored half of the time."""
+    """A random crop of random aspect ratio, scaled to size x size, mirrored with probability 1/2."""
     view = image.resize((size, size), Image.Resampling.BILINEAR, box=random_box(image.width, image.height, random))
     pixels = np.asarray(view)
     return pixels[:, ::-1] if random.random() < 0.5 else pixels
 
 
 def evaluation_view(image: Image.Image, size: int) -> NDArray[np.uint8]:
-    """The middle of the image: its shorter side scaled to size * 256 / 224, then size x size cut out."""
+    """The centre of the image: the shorter side is scaled to size * 256 / 224, then size x size is cut out."""
     shorter = round(size * 256 / 224)
     scale = shorter / min(image.width, image.height)
     width, height = (max(shorter, round(side * scale)) for side in (image.width, image.height))
@@ -62,9 +62,9 @@ def evaluation_view(image: Image.Image, size: int) -> NDArray[np.uint8]:
 
 
 def random_box(width: int, height: int, random: np.random.Generator) -> Box:
-    """A box within the image: its share of the area uniform in AREA, its ratio log-uniform in RATIO.
+    """A random box within the image: share of the area uniform in AREA, aspect ratio log-uniform in RATIO.
 
-    Where ten such boxes do not fit, as in very long images, it is the largest one in the middle with a ratio in RATIO.
+    If ATTEMPTS such boxes do not fit, as in very long images, it is the largest centred box with a ratio in RATIO.
     """
     for _ in range(ATTEMPTS):
         area = width * height * random.uniform(*AREA)

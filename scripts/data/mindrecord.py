@@ -2,9 +2,9 @@
 
     python -m scripts.data.mindrecord IMAGENET OUT [--shards 16] [--strict]
 
-converts train/ and val/ of a folder of JPEGs into OUT/train and OUT/val, and compares what it wrote with what it read:
-counts, labels, names and bytes. The images stay as they are, JPEGs; one that cannot be decoded is left out and named.
-After an interrupt the same command goes on: a part that is there already is compared, and not written again.
+converts train/ and val/ of a folder of JPEGs into OUT/train and OUT/val, and compares the result with the source:
+counts, labels, names and bytes. The images remain JPEGs; one that cannot be decoded is left out and named. After an
+interrupt the same command goes on: a part that is complete is only compared, not written again.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ class Records:
 
     Attributes:
         folder: Where the files are.
-        classes: Names of the classes; a label is an index of it.
-        count: How many images there are.
-        files: The files of images.
-        left_out: The unreadable images that were left out, and what is wrong with each.
+        classes: Names of the classes; a label is an index into it.
+        count: Number of images.
+        files: The MindRecord files.
+        left_out: The unreadable images that were left out, and the reason of each.
     """
 
     folder: Path
@@ -55,31 +55,31 @@ class Records:
     left_out: dict[str, str]
 
     def __len__(self) -> int:
-        """How many images there are."""
+        """Number of images."""
         return self.count
 
     def items(self, indices: Sequence[int]) -> Iterator[Item]:
-        """The images of these numbers, in this order."""
+        """Yield the images with these indices, in this order."""
         outside = [index for index in indices if not 0 <= index < self.count]
-        if outside:  # MindDataset would answer with some other image
+        if outside:  # MindDataset would return another image instead of an error
             raise IndexError(f"{self.folder}: has images 0 to {self.count - 1}, and {outside[0]} was asked for")
         if len(indices) == 0:
             return
         try:
             rows = _dataset(self.files, sampler=ds.SubsetSampler(list(indices)))
             for content, label, name in rows.create_tuple_iterator(num_epochs=1, output_numpy=True):
-                # A NumPy string: tobytes() gives all of it, while bytes() would drop zeros at its end.
+                # The content is a NumPy string: bytes() would drop zeros at its end, tobytes() does not.
                 yield Item(content.tobytes(), int(label), f"{self.folder}:{name}")
         except RuntimeError as error:
             raise UserError(f"{self.folder}: cannot be read as MindRecord ({_first_line(error)})") from None
 
 
 def load(folder: Path) -> Records:
-    """The records in a folder that `convert` has written, checked for completeness."""
+    """Open the records in a folder that `convert` has written, and check that they are complete."""
     try:
         about = json.loads((folder / ABOUT).read_text())
         classes, count, files = tuple(about["classes"]), int(about["count"]), about["files"]
-        left_out = dict(about.get("left_out", {}))  # files of earlier versions do not tell
+        left_out = dict(about.get("left_out", {}))  # missing in files of earlier versions
     except FileNotFoundError:
         raise UserError(
             f"{folder}: has no {ABOUT}; make MindRecord files by:  python -m scripts.data.mindrecord IMAGENET OUT"
@@ -104,16 +104,16 @@ def load(folder: Path) -> Records:
 def convert(source: ImageFolder, target: Path, shards: int = 1, strict: bool = False) -> dict[str, str]:
     """Write the images of a folder as MindRecord, and check the result.
 
-    The files get their place only when they are complete and correct.
+    The target folder appears only when its files are complete and correct.
 
     Args:
         source: The images.
         target: New folder for the files.
-        shards: Files to spread the images over.
+        shards: Number of files to spread the images over.
         strict: An unreadable image ends the conversion.
 
     Returns:
-        The unreadable images that were left out, and what is wrong with each.
+        The unreadable images that were left out, and the reason of each.
     """
     if not 1 <= shards <= 1000:
         raise UserError(f"shards must be 1 to 1000, and is {shards}")
@@ -138,7 +138,7 @@ def convert(source: ImageFolder, target: Path, shards: int = 1, strict: bool = F
 
 
 def finished(source: ImageFolder, target: Path, strict: bool = False) -> dict[str, str]:
-    """Like `convert`, of files that an earlier, interrupted conversion of the same images has left."""
+    """Check a part that an earlier conversion of the same images has completed; return the images that it left out."""
     try:
         records = load(target)
         check(records, source, () if strict else records.left_out)
@@ -150,7 +150,7 @@ def finished(source: ImageFolder, target: Path, strict: bool = False) -> dict[st
 
 
 def check(records: Records, source: ImageFolder, skipped: Iterable[str] = ()) -> None:
-    """An error unless the records are the folder's images but for the skipped ones: names, labels and bytes."""
+    """Raise an error unless the records are the folder's images without `skipped`: names, labels and bytes."""
     left_out = set(skipped)
     places = {path: number for number, path in enumerate(source.paths) if str(source.root / path) not in left_out}
     if len(records) != len(places):
@@ -169,7 +169,7 @@ def check(records: Records, source: ImageFolder, skipped: Iterable[str] = ()) ->
 
 
 def _readable(source: ImageFolder, skipped: dict[str, str], strict: bool) -> Iterator[dict[str, Any]]:
-    """A row for each image that decodes; the others go into `skipped`."""
+    """Yield a row for each image that can be decoded; record the others in `skipped`."""
 
     def row(number: int) -> dict[str, Any] | UnreadableError:
         path = source.root / source.paths[number]
@@ -193,7 +193,7 @@ def _readable(source: ImageFolder, skipped: dict[str, str], strict: bool) -> Ite
 
 
 def _write(rows: Iterator[dict[str, Any]], path: Path, shards: int) -> int:
-    """Write rows; how many there were."""
+    """Write rows into MindRecord files, and return their number."""
     writer = FileWriter(str(path), shard_num=shards)
     writer.add_schema(SCHEMA, "images of classes")
     count, group = 0, []
@@ -216,7 +216,7 @@ def _dataset(files: Sequence[str], **options: Any) -> ds.MindDataset:
 
 
 def _first_line(error: Exception) -> str:
-    """What an error of MindSpore is about."""
+    """The first line of an error of MindSpore that is not empty."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 

@@ -1,7 +1,7 @@
-"""What every data set offers to a training loop, and the order in which examples are seen.
+"""The protocol between data sets and training loops, and the order of examples.
 
-The order is a pure function of seed and epoch, and a batch of its number in the epoch: nothing is carried from one
-batch to the next, so that training goes on in the middle of an epoch exactly as if it had never stopped.
+The order is a pure function of seed and epoch, and a batch depends only on the order and its number in the epoch. No
+state is carried from batch to batch, so a run that resumes in the middle of an epoch sees the same batches.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 
 from thor.runtime.errors import UserError
 
-# Label of what is no example (padding, an unreadable image, a word that is not to be predicted). It is the default
-# `ignore_index` of nn.CrossEntropyLoss.
+# Label of positions without a loss: padding, or an unreadable image. It is the default `ignore_index` of
+# nn.CrossEntropyLoss.
 IGNORED = -100
 
-NOTHING = -1  # stands for an example where the last batches of an evaluation are not full
+PADDING = -1  # stands for an index where the last batches of an evaluation are not full
 
-# Streams of random numbers, apart from each other.
+# Independent streams of random numbers.
 ORDER, AUGMENTATION, MASKING = 0, 1, 2
 
 
@@ -29,27 +29,27 @@ class Source(Protocol):
     """A data set, cut into batches for one rank."""
 
     def __len__(self) -> int:
-        """Batches an epoch: the same number on every rank."""
+        """Batches per epoch: the same number on every rank."""
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[tuple[NDArray[Any], ...]]:
-        """The batches of an epoch from number `start` on: inputs of the network, and labels last.
+        """Yield the batches of an epoch from number `start` on: the network's inputs, then the labels.
 
-        All batches have the same shapes. Each depends on the source's settings, `epoch` and its number alone.
+        All batches have the same shapes. A batch depends only on the source's settings, `epoch` and its number.
         """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """Which examples are in which batch of which rank.
+    """Assigns examples to the batches of each rank.
 
-    Training: in each epoch another permutation of all examples, cut into global batches of `ranks * batch_size`; a
-    rank takes its part of each. What is left over at the end is dropped, so that all ranks make equally many steps.
-    Evaluation: all examples once, as they are stored; the last batches are filled with NOTHING.
+    Training: each epoch has its own permutation of all examples. It is cut into global batches of `ranks * batch_size`,
+    and each rank takes its part of each. The remainder is dropped, so that all ranks make equally many steps.
+    Evaluation: all examples once, in stored order; the last batches are padded with the index PADDING.
 
     Attributes:
-        count: Examples of the set.
+        count: Number of examples.
         batch_size: Examples in a batch of one rank.
-        seed: Decides the permutations, with the epoch.
+        seed: Determines the permutations, together with the epoch.
         rank: This process, 0 to ranks - 1.
         ranks: Processes that share the set.
         training: False for evaluation.
@@ -71,7 +71,7 @@ class Order:
             raise UserError(f"rank must be 0 to {self.ranks - 1} with {self.ranks} ranks, and is {self.rank}")
 
     def __len__(self) -> int:
-        """Batches an epoch."""
+        """Batches per epoch."""
         whole, rest = divmod(self.count, self.batch_size * self.ranks)
         return whole if self.training or not rest else whole + 1
 
@@ -82,18 +82,18 @@ class Order:
         return generator(self.seed, epoch, ORDER).permutation(self.count)
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[NDArray[np.int64]]:
-        """Numbers of the examples in this rank's batches of an epoch, [batch_size] each."""
+        """Yield the indices of the examples in this rank's batches of an epoch, [batch_size] each."""
         order = self.permutation(epoch)
         for number in range(start, len(self)):
             first = (number * self.ranks + self.rank) * self.batch_size
             chosen = order[first : first + self.batch_size]
-            yield np.pad(chosen, (0, self.batch_size - len(chosen)), constant_values=NOTHING)
+            yield np.pad(chosen, (0, self.batch_size - len(chosen)), constant_values=PADDING)
 
 
 def generator(seed: int, epoch: int, stream: int, *example: int) -> np.random.Generator:
-    """Random numbers that depend on these alone.
+    """A random generator that depends only on these numbers.
 
-    A source uses a stream either with or without `example`: to NumPy, [seed, epoch, stream] and
-    [seed, epoch, stream, 0] are the same key.
+    A source must use a stream either always or never with `example`: for NumPy, the keys [seed, epoch, stream] and
+    [seed, epoch, stream, 0] are the same.
     """
     return np.random.default_rng([seed, epoch, stream, *example])

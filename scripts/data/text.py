@@ -1,9 +1,10 @@
-"""Plain text for language modelling: fixed sequences of word pieces, of which some are hidden, or each is to come.
+"""Plain text for language modelling: fixed sequences of word pieces, for masked or causal prediction.
 
-A sequence is [CLS], `length - 2` consecutive pieces of one document, [SEP]. `MaskedText` has 15 % of the pieces
-predicted, the same number in every sequence, so that all batches have one shape: of these, 80 % are replaced by [MASK],
-10 % by a random piece, and 10 % stay (Devlin et al., 2019, appendix A.1). `NextPieces` has each piece predicted from
-those before it, the first from [CLS].
+A sequence is [CLS], `length - 2` consecutive pieces of one document, [SEP].
+
+`MaskedText` selects 15 % of the pieces for prediction, the same number in every sequence, so that all batches have one
+shape. Of these, 80 % are replaced by [MASK], 10 % by a random piece, and 10 % are kept (Devlin et al., 2019, appendix
+A.1). In `NextPieces`, each piece is predicted from the pieces before it, the first one from [CLS].
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from scripts.data.source import IGNORED, MASKING, NOTHING, Order, generator
+from scripts.data.source import IGNORED, MASKING, PADDING, Order, generator
 from scripts.data.wordpiece import END, MASK, SPECIAL, START, Vocabulary
 from thor.runtime.errors import UserError
 
-PREDICTED = 0.15  # share of the pieces that are to be predicted
-HIDDEN, REPLACED = 0.8, 0.1  # shares of these that become [MASK], or a random piece
-HELD_OUT = 20  # without a held-out document, one part in so many of each document is held out: its end
+PREDICTED = 0.15  # share of the pieces that are predicted
+HIDDEN, REPLACED = 0.8, 0.1  # shares of the predicted pieces that become [MASK], or a random piece
+HELD_OUT = 20  # without a held-out document, the last 1 / HELD_OUT of each document is held out
 
 MaskedBatch = tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]
 NextBatch = tuple[NDArray[np.int32], NDArray[np.int32]]
@@ -29,16 +30,16 @@ NextBatch = tuple[NDArray[np.int32], NDArray[np.int32]]
 
 @dataclass(frozen=True, kw_only=True)
 class TextSource:
-    """Sequences, and which of them are in which batch.
+    """Base of sources that cut sequences of tokens into batches.
 
     Attributes:
         sequences: Token numbers [count, T], as `sequences` makes them.
         words: Size of the vocabulary.
-        batch_size: Sequences a batch of this rank.
-        seed: Decides the order, and what is hidden, with the epoch.
-        rank: Which part of each global batch is cut; see `Order`.
+        batch_size: Sequences per batch of this rank.
+        seed: Determines the order and the masked tokens, together with the epoch.
+        rank: The part of each global batch that this source yields; see `Order`.
         ranks: Parts of a global batch.
-        training: False for evaluation: stored order, the last batch filled with labels IGNORED.
+        training: False for evaluation: stored order, and the last batch is padded with the label IGNORED.
     """
 
     sequences: NDArray[np.int32]
@@ -54,7 +55,7 @@ class TextSource:
             raise UserError(f"words must be above {self.sequences.max()}, the largest token, and is {self.words}")
 
     def __len__(self) -> int:
-        """Batches an epoch."""
+        """Batches per epoch."""
         return len(self._order)
 
     @property
@@ -70,43 +71,43 @@ class TextSource:
 
 
 class NextPieces(TextSource):
-    """Cuts sequences into batches: [CLS] and all pieces but the last [B, T - 2]; labels: all pieces [B (T - 2)].
+    """Causal prediction. A batch is token numbers [B, T - 2], [CLS] and all pieces but the last; labels [B (T - 2)].
 
-    [SEP] is neither shown nor asked for: it always comes last, which a network would soon know.
+    The labels are all pieces. [SEP] is neither an input nor a label: since it always comes last, it is trivial.
     """
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[NextBatch]:
-        """Batches of an epoch from number `start` on: token numbers, labels."""
+        """Yield the batches of an epoch from number `start` on: token numbers, labels."""
         for chosen in self._order.batches(epoch, start):
-            real = (chosen != NOTHING)[:, None]
-            sequences = self.sequences[np.where(chosen == NOTHING, 0, chosen)]
+            real = (chosen != PADDING)[:, None]
+            sequences = self.sequences[np.where(chosen == PADDING, 0, chosen)]
             tokens = np.where(real, sequences[:, :-2], 0).astype(np.int32)
             yield tokens, np.where(real, sequences[:, 1:-1], IGNORED).astype(np.int32).reshape(-1)
 
 
 class MaskedText(TextSource):
-    """Cuts sequences into batches: token numbers [B, T], positions [B, P] of the P hidden ones, labels [B P].
+    """Masked prediction. A batch is token numbers [B, T], positions [B, P] of the predicted tokens, labels [B P].
 
-    What is hidden in a sequence depends on seed, epoch and the sequence's number alone, and in evaluation on the seed
-    and its number, so that every evaluation asks the same.
+    The positions in a sequence depend only on the seed, the epoch and the sequence's index. In evaluation they do not
+    depend on the epoch, so that every evaluation predicts the same tokens.
     """
 
     @property
     def predictions(self) -> int:
-        """P: how many tokens of a sequence are to be predicted."""
+        """P: number of predicted tokens per sequence."""
         return max(1, round(PREDICTED * (self.sequences.shape[1] - 2)))
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[MaskedBatch]:
-        """Batches of an epoch from number `start` on: token numbers, positions, labels."""
+        """Yield the batches of an epoch from number `start` on: token numbers, positions, labels."""
         for chosen in self._order.batches(epoch, start):
             examples = [self._example(epoch if self.training else 0, int(index)) for index in chosen]
             tokens, positions, labels = (np.stack(parts) for parts in zip(*examples, strict=True))
             yield tokens, positions, labels.reshape(-1)
 
     def _example(self, epoch: int, index: int) -> MaskedBatch:
-        """A sequence with some tokens hidden, their positions (ascending), and what they were."""
+        """A sequence after masking [T], the ascending positions of its predicted tokens [P], and their labels [P]."""
         length, count = self.sequences.shape[1], self.predictions
-        if index == NOTHING:
+        if index == PADDING:
             return np.zeros(length, np.int32), np.arange(count, dtype=np.int32), np.full(count, IGNORED, np.int32)
         random = generator(self.seed, epoch, MASKING, index)
         tokens = self.sequences[index].copy()
@@ -120,7 +121,7 @@ class MaskedText(TextSource):
 
 
 def read(path: Path) -> dict[str, str]:
-    """The documents of a plain text file, or of all NAME.txt in a folder: name without ending, and text."""
+    """Read a plain text file, or every NAME.txt in a folder: the text of each document by its name without .txt."""
     if path.is_dir():
         files = sorted(file for file in path.glob("*.txt") if not file.name.startswith("."))  # ._NAME.txt of macOS
         if not files:
@@ -131,11 +132,11 @@ def read(path: Path) -> dict[str, str]:
 
 
 def split(documents: Mapping[str, str], held_out: str | None = None) -> tuple[dict[str, str], dict[str, str]]:
-    """Documents for training, and for evaluation.
+    """Split documents into those for training and those for evaluation.
 
     Args:
-        documents: Name and text of each.
-        held_out: The document that is kept for evaluation; a twentieth of each document, its end, unless given.
+        documents: Name and text of each document.
+        held_out: The document for evaluation; without it, the last 1 / HELD_OUT of each document.
     """
     if held_out is not None:
         if held_out not in documents:
@@ -156,7 +157,7 @@ def split(documents: Mapping[str, str], held_out: str | None = None) -> tuple[di
 
 
 def sequences(documents: Mapping[str, str], vocabulary: Vocabulary, length: int) -> NDArray[np.int32]:
-    """Documents as token numbers [count, length]; what is left over at the end of each is dropped."""
+    """Encode documents as token numbers [count, length]; the remainder at the end of each document is dropped."""
     if length < 8:
         raise UserError(f"length must be at least 8 tokens, and is {length}")
     parts = []
@@ -172,7 +173,7 @@ def sequences(documents: Mapping[str, str], vocabulary: Vocabulary, length: int)
 
 
 def _read(path: Path) -> str:
-    """The text of a file."""
+    """Read the text of a file; errors name the file."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:

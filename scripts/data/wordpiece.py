@@ -1,7 +1,7 @@
-"""A word-piece vocabulary, as BERT's: built from text by the library `tokenizers`, and kept beside the data.
+"""A word-piece vocabulary like BERT's, built from text by the library `tokenizers`, and cached in a file.
 
-The file's name holds a checksum of the texts, so that another text, size or library version never meets an old
-vocabulary.
+The file's name holds the size and a checksum of the texts and the library's version, so that a change of any of them
+builds a new vocabulary.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from tokenizers.implementations import BertWordPieceTokenizer
 from scripts.common.atomic_write import write_whole
 from thor.runtime.errors import UserError
 
-SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")  # their places are their numbers, 0 to 4
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")  # tokens 0 to 4
 PAD, UNKNOWN, START, END, MASK = range(len(SPECIAL))
 MIN_FREQUENCY = 2
 SMALLEST = 100
-MAX_CHARACTERS = 1000  # rarer ones become [UNK]
+MAX_CHARACTERS = 1000  # distinct characters that are kept; rarer ones become [UNK]
 
 
 @dataclass(frozen=True)
@@ -34,29 +34,29 @@ class Vocabulary:
     tokenizer: tokenizers.Tokenizer
 
     def __len__(self) -> int:
-        """How many numbers there are: what a network's vocab_size must be at least."""
+        """Number of tokens: the least vocab_size of a network."""
         return int(self.tokenizer.get_vocab_size())
 
     def encode(self, text: str) -> NDArray[np.int32]:
-        """The numbers of a text's pieces, without marks at its ends."""
+        """The token numbers of a text, without [CLS] and [SEP]."""
         return np.array(self.tokenizer.encode(text, add_special_tokens=False).ids, np.int32)
 
     def text(self) -> str:
-        """What a file of it holds."""
+        """The content of a vocabulary file."""
         return str(self.tokenizer.to_str())
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Text again, for people: lower case, blanks as the pieces tell."""
+        """Readable text of token numbers, in lower case; blanks follow from the pieces."""
         return str(self.tokenizer.decode([int(token) for token in tokens], skip_special_tokens=False))
 
 
 def vocabulary(texts: Sequence[str], size: int, cache: Path) -> Vocabulary:
-    """The vocabulary of some texts: out of the cache, or built and put there.
+    """Return the vocabulary of some texts, from the cache, or built and written there.
 
     Args:
-        texts: What it is built from; words that occur once become pieces.
-        size: Numbers at most; a small text gives fewer.
-        cache: Folder for the vocabulary's file.
+        texts: The texts that it is built from; words that occur once are split into pieces.
+        size: Largest number of tokens; a small text gives fewer.
+        cache: Folder of the vocabulary's file.
     """
     if size < SMALLEST:
         raise UserError(f"vocabulary size must be at least {SMALLEST}, and is {size}")
@@ -67,7 +67,7 @@ def vocabulary(texts: Sequence[str], size: int, cache: Path) -> Vocabulary:
 
 
 def read(path: Path, advice: str) -> Vocabulary:
-    """The vocabulary in a file; where it holds none, the error ends with the advice."""
+    """Read the vocabulary in a file; if that fails, the error ends with the advice."""
     try:
         return Vocabulary(tokenizers.Tokenizer.from_file(str(path)))
     except Exception as error:  # the library raises nothing narrower
@@ -78,8 +78,8 @@ def _build(texts: Sequence[str], size: int, path: Path) -> None:
     """Build a vocabulary, and write its file."""
     builder = BertWordPieceTokenizer(lowercase=True)
     starts, continuations = _characters(texts, builder)
-    # The library numbers continuations in the order of a hash table, another one in every process, and breaks ties by
-    # these numbers. Numbered here, as if they were special, they make the result the same for the same texts.
+    # The library numbers continuations (##c) in the order of a hash table, which differs between processes, and breaks
+    # ties by these numbers. As special tokens they have fixed numbers, so the same texts give the same vocabulary.
     builder.train_from_iterator(
         iter(texts),
         vocab_size=size,
@@ -98,7 +98,7 @@ def _build(texts: Sequence[str], size: int, path: Path) -> None:
 
 
 def _characters(texts: Sequence[str], builder: BertWordPieceTokenizer) -> tuple[list[str], list[str]]:
-    """The commonest characters, as the normaliser leaves them, and those that can go on within a word as ##c."""
+    """The most frequent characters after normalisation, and the ##c of those that can continue a word."""
     counts: Counter[str] = Counter()
     for text in texts:
         for character, count in Counter(text).items():
@@ -111,7 +111,7 @@ def _characters(texts: Sequence[str], builder: BertWordPieceTokenizer) -> tuple[
 
 
 def _checksum(texts: Sequence[str]) -> str:
-    """Sixteen letters that tell one collection of texts from another, and this way of building from others."""
+    """Sixteen hexadecimal digits of a hash over the texts and everything else that determines the vocabulary."""
     digest = hashlib.sha256(f"{tokenizers.__version__} {MIN_FREQUENCY} {SPECIAL}".encode())
     for text in texts:
         digest.update(hashlib.sha256(text.encode()).digest())

@@ -1,7 +1,7 @@
-"""The hook that mkdocs.yml names: the repository's READMEs become pages of the site, and links to them lead there.
+"""The hook of mkdocs.yml: it adds the repository's READMEs to the site as pages, and rewrites links to and in them.
 
-The README stays the one place of the measured tables. Pages link to it as ``../README.md``, which is right in a
-checkout; README's own pictures and links start with ``docs/``, which the site does not have.
+So the README remains the only place of its tables. Pages link to it as ``../README.md``, which is right in a checkout
+but not on the site; pictures and links in the README start with ``docs/``, which does not exist on the site.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
-#: the README in both languages, and the pages made of it
+#: The README in each language, and the page made of it.
 PAGES = {"README.md": "readme.md", "README_CN.md": "readme_cn.md"}
 
 
@@ -27,5 +27,5 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Let links to the README of a checkout lead to the page made of it."""
+    """Rewrite links to the README as links to the page made of it."""
     return markdown.replace("](../README.md", f"]({PAGES['README.md']}")

@@ -1,8 +1,8 @@
-"""The tables of docs/training.md: every setting of scripts/settings/train_settings.py, in its own words.
+"""Writes the tables of docs/training.md: every setting, as described in scripts/settings/train_settings.py.
 
-    python scripts/docs/settings_tables.py                         # writes them anew, after settings have changed
+    python scripts/docs/settings_tables.py                         # run it after settings have changed
 
-What stands on the page above the mark is written by hand and stays.
+The text above the mark on the page is written by hand, and is kept.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from scripts.settings.yaml_config import BLOCKS  # noqa: E402
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "training.md"
 MARK = "<!-- What follows is written by scripts/docs/settings_tables.py. -->"
-#: Blocks that one value stands for: which one, and what it is called.
+#: Blocks that may be given by the value of one setting: the name of this setting, and its description.
 SHORT: dict[type[BaseModel], tuple[str, str]] = {
     Schedule: ("shape", "a shape"),
     Refresh: ("preset", "a preset"),
     Interval: ("start", "a number of steps"),
 }
-#: What every optimizer's section has.
+#: The meanings of settings that every optimizer's section has.
 COMMON = {
     "learning_rate": "Learning rate at its highest; the schedule goes from there.",
     "schedule": "How the learning rate moves over the run.",
@@ -43,13 +43,13 @@ _PLAIN = {int: "whole number", float: "number", str: "text", bool: "true, false"
 
 
 def main() -> int:
-    """Write the page."""
+    """Rewrite the page."""
     PAGE.write_text(renewed(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
     return 0
 
 
 def renewed(page: str) -> str:
-    """The page with its tables made anew."""
+    """Return the page with new tables."""
     head, mark, _ = page.partition(MARK)
     if not mark:
         raise ValueError(f"{PAGE}: the line {MARK!r} is missing: set it where the tables begin")
@@ -57,7 +57,7 @@ def renewed(page: str) -> str:
 
 
 def _tables() -> Iterator[str]:
-    """Lines: the run's settings, those of each section, and those of blocks that stand in several places."""
+    """Yield the lines of all tables: the run, each section, and the blocks that several sections use."""
     yield from _table("The run", TrainSettings, "")
     for name in ("data", *BLOCKS):
         section = type(getattr(TrainSettings(), name))
@@ -67,7 +67,7 @@ def _tables() -> Iterator[str]:
 
 
 def _table(title: str, block: type[BaseModel], prefix: str) -> Iterator[str]:
-    """A heading, what the block is, and a line for each of its settings that is no section itself."""
+    """Yield the lines of one table: heading, description of the block, and a row for each setting but sections."""
     own = meanings(block)
     yield from (f"## {title}", "", _first_paragraph(block), "")
     yield from ("| setting | allowed | default | meaning |", "|---|---|---|---|")
@@ -80,13 +80,13 @@ def _table(title: str, block: type[BaseModel], prefix: str) -> Iterator[str]:
 
 
 def meanings(block: type[BaseModel]) -> dict[str, str]:
-    """What each setting means: as its class says, or COMMON."""
+    """The meaning of each setting, from its class's docstring or from COMMON."""
     own = {name: words for name, words in COMMON.items() if name in block.model_fields} | documented(block)
-    return {name: re.sub(r"\bNone\b", "null", words) for name, words in own.items()}  # as YAML calls it
+    return {name: re.sub(r"\bNone\b", "null", words) for name, words in own.items()}  # YAML writes null
 
 
 def documented(block: type[BaseModel]) -> dict[str, str]:
-    """The `Attributes:` of a class's docstring."""
+    """The entries under `Attributes:` in a class's docstring."""
     _, _, attributes = str(inspect.getdoc(block)).partition("Attributes:\n")
     found: dict[str, str] = {}
     name = ""
@@ -105,7 +105,7 @@ def _first_paragraph(block: type[BaseModel]) -> str:
 
 
 def _shown(value: Any) -> str:
-    """A default as YAML has it; a block as the one value that stands for it."""
+    """A default value as in YAML; of a block, the value of its setting in SHORT."""
     if isinstance(value, BaseModel):
         value = getattr(value, SHORT[type(value)][0])
     if value is None or isinstance(value, bool):
@@ -114,14 +114,14 @@ def _shown(value: Any) -> str:
 
 
 def _allowed_in(field: FieldInfo) -> str:
-    """What a field takes, in words."""
+    """The allowed values of a field, in words."""
     return _allowed(field.annotation, field.metadata)
 
 
 def _allowed(kind: Any, metadata: list[Any]) -> str:
-    """What a type with its bounds takes, in words."""
+    """The allowed values of a type with bounds, in words."""
     own = next((part.func for part in metadata if isinstance(part, PlainValidator)), None)
-    if own is not None:  # its first line says it
+    if own is not None:  # the validator's docstring lists the allowed values
         words = str(inspect.getdoc(own)).rstrip(".")
         return words[0].lower() + words[1:]
     options = typing.get_args(kind)

@@ -72,7 +72,7 @@ def _plan(settings: TrainSettings) -> Plan:
     ms.set_seed(settings.seed)
     feeds: Feeds | None = None
     try:
-        with fetch.looking_only():
+        with fetch.without_fetching():
             feeds = open_feeds(settings)
     except UserError as error:
         notes.append(f"the data: {error}")

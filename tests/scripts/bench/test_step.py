@@ -90,7 +90,7 @@ def test_the_memory_that_counts_is_the_targets_own(monkeypatch):
     monkeypatch.setattr(step.ms.runtime, "max_memory_allocated", lambda: 7)
     for target, held in (("CPU", 3), ("GPU", 7), ("Ascend", 7)):
         monkeypatch.setattr(step.thor.device, "current", lambda: target)  # noqa: B023
-        assert step.held() == held
+        assert step.peak_bytes() == held
 
 
 @pytest.mark.parametrize(

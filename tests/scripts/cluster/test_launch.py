@@ -14,7 +14,7 @@ import pytest
 import typer
 
 from scripts.cluster import processes
-from scripts.cluster.launch import described, going_on, launch
+from scripts.cluster.launch import launch, restart_arguments, shell_command
 from scripts.cluster.msrun import ROOT, Job
 from scripts.cluster.watch import Attempt, Outcome
 from scripts.run_folder.folder_lock import occupied
@@ -144,9 +144,9 @@ def job(**values: object) -> Job:
 
 
 def test_a_restart_removes_nothing():
-    assert going_on(["--config", "c.yaml", "--overwrite"]) == ("--config", "c.yaml", "--resume", "auto")
-    assert going_on(["--config", "c.yaml"], begun=False) == ("--config", "c.yaml", "--resume", "auto")
-    assert going_on(["--resume", "auto", "--seed", "1"]) == ("--resume", "auto", "--seed", "1")
+    assert restart_arguments(["--config", "c.yaml", "--overwrite"]) == ("--config", "c.yaml", "--resume", "auto")
+    assert restart_arguments(["--config", "c.yaml"], begun=False) == ("--config", "c.yaml", "--resume", "auto")
+    assert restart_arguments(["--resume", "auto", "--seed", "1"]) == ("--resume", "auto", "--seed", "1")
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_the_command_and_its_environment():
             "HCCL_CONNECT_TIMEOUT": "600",
         }.items()
     )
-    shown = described(several)
+    shown = shell_command(several)
     assert subprocess.run(["bash", "-n", "-c", shown], capture_output=True).returncode == 0 and "'a b'" in shown
 
 

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scripts.data.source import NOTHING, Order, generator
+from scripts.data.source import PADDING, Order, generator
 from thor.runtime.errors import UserError
 
 
@@ -30,8 +30,8 @@ def test_ranks_evaluate_every_example_once_in_equally_many_batches(count, batch_
     assert len({len(part) for part in parts}) == 1
     assert all(len(chosen) == batch_size for part in parts for chosen in part)
     seen = np.array(parts).reshape(-1)
-    assert sorted(seen[seen != NOTHING].tolist()) == list(range(count))
-    assert np.count_nonzero(seen == NOTHING) < batch_size * ranks
+    assert sorted(seen[seen != PADDING].tolist()) == list(range(count))
+    assert np.count_nonzero(seen == PADDING) < batch_size * ranks
 
 
 def test_ranks_together_see_the_global_batch_of_one_process():
