@@ -60,7 +60,7 @@ $(VENV)/bin/pip:
 # Repeats are instant and need no network: a stamp is renewed only when one of its files changes, and pip then installs
 # only what is missing.
 $(TRAIN): pyproject.toml requirements-train.lock | $(VENV)/bin/pip
-	@echo "Installing what training needs into $(VENV) (the first time: 0.9 GB to download, 3.1 GB on disk, about 2 minutes)."
+	@echo "Installing what training needs into $(VENV) (the first time: 0.9 GB to download, 3.1 GB on disk, 1 to 4 minutes)."
 	$(PIP) -r requirements-train.lock
 	$(PIP) --no-deps --no-build-isolation -e .
 	@touch $(TRAIN)
