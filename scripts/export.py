@@ -20,7 +20,7 @@ os.environ.setdefault("GLOG_v", "3")  # MindSpore: errors only, before it is imp
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from scripts.common.arguments import file_to_write  # noqa: E402
-from scripts.common.errors import run_program, writing  # noqa: E402
+from scripts.common.errors import reporting_write_errors, run_program  # noqa: E402
 from scripts.run_folder.restore import checkpoint_of, settings_of  # noqa: E402
 from scripts.settings.train_settings import TrainSettings  # noqa: E402
 from thor.runtime.errors import UserError  # noqa: E402
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     out = options.out or options.folder / f"network{ENDINGS[options.format]}"
     if out.suffix != ENDINGS[options.format]:
         raise UserError(f"--out {out}: must end with {ENDINGS[options.format]}, MindSpore would add it")
-    with writing(out, "nothing is exported"):
+    with reporting_write_errors(out, "nothing is exported"):
         weights, made = export(settings, path, options.format, options.batch, out, options.folder)
     files = [file for place in made for file in (place, *place.rglob("*")) if file.is_file()]
     size = sum(file.stat().st_size for file in files) / 2**20
@@ -96,9 +96,9 @@ def _from_data(settings: TrainSettings, run: Path) -> dict[str, Any]:
     """Arguments of the network that the data decide: a text's number of words, which the run's folder tells."""
     if settings.data.name != "text":
         return {}
-    from scripts.run_folder.vocabulary_file import words_of
+    from scripts.run_folder.vocabulary_file import load_vocabulary
 
-    words = words_of(run)
+    words = load_vocabulary(run)
     if words is None:
         raise UserError(
             f"{run}: has no vocabulary.json, the word pieces that a network of text was trained with; "

@@ -23,7 +23,7 @@ from matplotlib.lines import Line2D  # noqa: E402
 from matplotlib.ticker import MaxNLocator  # noqa: E402
 
 from scripts.common.arguments import picture_to_write  # noqa: E402
-from scripts.common.errors import run_program, writing  # noqa: E402
+from scripts.common.errors import reporting_write_errors, run_program  # noqa: E402
 from scripts.run_folder.metrics_recorder import METRICS, read_metrics  # noqa: E402
 from thor.runtime.errors import UserError  # noqa: E402
 
@@ -60,7 +60,7 @@ def plot(folders: Sequence[Path], path: Path) -> None:
     empty = [str(folder / METRICS) for folder, lines in zip(folders, runs.values(), strict=True) if not lines]
     if empty:
         raise UserError(f"{', '.join(empty)}: missing, or without a complete line")
-    refreshed = {name: lines for name, lines in runs.items() if _of(lines, "refresh")}
+    refreshed = {name: lines for name, lines in runs.items() if _lines_of_kind(lines, "refresh")}
     rows = 2 + len(refreshed)
     figure = pyplot.figure(figsize=(11, 3.6 * rows), layout="constrained")
     grid = figure.add_gridspec(rows, 2)
@@ -68,13 +68,13 @@ def plot(folders: Sequence[Path], path: Path) -> None:
         _losses(figure.add_subplot(grid[0, column]), runs, x, label)
         _scores(figure.add_subplot(grid[1, column]), runs, x, label)
     for row, (name, lines) in enumerate(refreshed.items(), start=2):
-        _traces(figure.add_subplot(grid[row, :]), name, _of(lines, "refresh"))
+        _traces(figure.add_subplot(grid[row, :]), name, _lines_of_kind(lines, "refresh"))
     _save(figure, path)
 
 
 def _save(figure: Figure, path: Path) -> None:
     """The finished picture, in its file."""
-    with writing(path, "the runs are as they were"):
+    with reporting_write_errors(path, "the runs are as they were"):
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=130)
     pyplot.close(figure)
@@ -89,14 +89,14 @@ def short_names(folders: Sequence[Path]) -> list[str]:
     return [os.path.relpath(path, common) for path in whole]
 
 
-def _of(lines: Lines, kind: str) -> Lines:
+def _lines_of_kind(lines: Lines, kind: str) -> Lines:
     return [line for line in lines if line["kind"] == kind]
 
 
 def _losses(axes: Axes, runs: dict[str, Lines], x: str, label: str) -> None:
     """Training loss (running mean of single batches)."""
     for number, (name, lines) in enumerate(runs.items()):
-        steps = _of(lines, "step")
+        steps = _lines_of_kind(lines, "step")
         losses = _smoothed([line["loss"] for line in steps])
         axes.plot([line[x] for line in steps], losses, STYLES[number % 4], label=_shown(name), linewidth=1.6)
     axes.set_yscale("log")

@@ -22,7 +22,7 @@ os.environ.setdefault("GLOG_v", "3")  # MindSpore: errors only, before it is imp
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from scripts.common.errors import INTERRUPTED, STOPPED, run_program  # noqa: E402
-from scripts.run_folder.stop_request import ended_by_file  # noqa: E402
+from scripts.run_folder.stop_request import stopped_by_file  # noqa: E402
 from scripts.settings.yaml_config import load_config  # noqa: E402
 from thor.runtime.errors import UserError  # noqa: E402
 
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             print(f"  python scripts/train.py {again}")
     # Every rank tells the same: its launcher may be another host's, which knows neither the file nor the signal.
-    stopped = run.ranks.total([run.ranks.leads and ended_by_file(run.folder)])[0] > 0
+    stopped = run.ranks.total([run.ranks.leads and stopped_by_file(run.folder)])[0] > 0
     return STOPPED if stopped else INTERRUPTED
 
 

@@ -10,7 +10,7 @@ PICTURES = (".jpg", ".pdf", ".png", ".svg")
 
 def count(text: str) -> int:
     """A whole number of at least 1."""
-    value = _whole(text)
+    value = _integer(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, but got {value}")
     return value
@@ -18,13 +18,13 @@ def count(text: str) -> int:
 
 def seed(text: str) -> int:
     """A number that random generators start from, NumPy's with its 32 bits among them."""
-    value = _whole(text)
+    value = _integer(text)
     if not 0 <= value < 2**32:
         raise argparse.ArgumentTypeError(f"must be 0 to {2**32 - 1}, but got {value}")
     return value
 
 
-def _whole(text: str) -> int:
+def _integer(text: str) -> int:
     try:
         return int(text)
     except ValueError:

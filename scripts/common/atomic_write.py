@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 
-def write_whole(path: Path, content: str | bytes) -> None:
+def write_atomically(path: Path, content: str | bytes) -> None:
     """Write a file. The temporary name is the process's own, since several may write the same file of a cache."""
     temporary = path.with_name(f"writing.{path.name}.{os.getpid()}")
     try:
@@ -24,4 +24,4 @@ def write_whole(path: Path, content: str | bytes) -> None:
 def write_results(path: Path | None, results: Any) -> None:
     """Write what a benchmark has measured so far, if it is to be kept: an interrupt loses what is under way alone."""
     if path is not None:
-        write_whole(path, json.dumps(results, indent=2))
+        write_atomically(path, json.dumps(results, indent=2))

@@ -17,7 +17,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextmanager
-def writing(path: Path, lost: str) -> Iterator[None]:
+def reporting_write_errors(path: Path, lost: str) -> Iterator[None]:
     """Around what writes a file: a full disk or a wrong path is the user's to mend, and no reason for a traceback.
 
     Args:

@@ -19,9 +19,9 @@ from typing import Any
 import mindspore as ms
 from mindspore import Parameter, Tensor, nn
 
-from scripts.common.atomic_write import write_whole
-from scripts.common.errors import writing
-from scripts.run_folder.progress_record import Position, checked, describe
+from scripts.common.atomic_write import write_atomically
+from scripts.common.errors import reporting_write_errors
+from scripts.run_folder.progress_record import Position, describe, read_position
 from thor import THOR
 from thor.runtime.errors import UserError
 
@@ -30,12 +30,12 @@ BEST = "best"
 
 
 def save(folder: Path, tensors: list[dict[str, Any]], position: Position, keep: int) -> None:
-    """Write a checkpoint of `tensors_of` the cells, then remove all but the newest `keep`."""
+    """Write a checkpoint of `collect_tensors` the cells, then remove all but the newest `keep`."""
     before = last_step(folder)
     saved = (
         "there is no earlier one" if before is None else f"that of step {before} is whole, and --resume goes on from it"
     )
-    with _whole_or_gone(folder, f"the checkpoint of step {position.step} is not saved; {saved}"):
+    with _removing_partial_files(folder, f"the checkpoint of step {position.step} is not saved; {saved}"):
         _write_pair(folder, tensors, position)
     for old in complete(folder)[:-keep]:
         old.unlink()
@@ -49,22 +49,22 @@ def _write_pair(folder: Path, tensors: list[dict[str, Any]], position: Position)
     ms.save_checkpoint(tensors, str(temporary))
     description = describe(position, temporary)
     os.replace(temporary, path)
-    _describe(path, description, position)
+    _write_description(path, description, position)
 
 
-def describe_anew(folder: Path, position: Position) -> None:
+def update_description(folder: Path, position: Position) -> None:
     """Bring the newest checkpoint's description to a position that has moved on while its tensors have not."""
     path = folder / f"{_name(position.step)}.ckpt"
     kept = f"what came after step {position.step} is not saved; its checkpoint is whole, and --resume goes on from it"
-    with _whole_or_gone(folder, kept):
-        _describe(path, describe(position, path), position)
+    with _removing_partial_files(folder, kept):
+        _write_description(path, describe(position, path), position)
 
 
 @contextmanager
-def _whole_or_gone(folder: Path, lost: str) -> Iterator[None]:
+def _removing_partial_files(folder: Path, lost: str) -> Iterator[None]:
     """Within, what is written may fail; what is half written is removed, it takes room that the disk may lack."""
     try:
-        with writing(folder, lost):
+        with reporting_write_errors(folder, lost):
             yield
     except BaseException:
         for path in folder.glob("writing.*"):
@@ -72,11 +72,11 @@ def _whole_or_gone(folder: Path, lost: str) -> Iterator[None]:
         raise
 
 
-def _describe(path: Path, description: dict[str, Any], position: Position) -> None:
+def _write_description(path: Path, description: dict[str, Any], position: Position) -> None:
     """Write a checkpoint's description last, after what it says is the best is that."""
     if position.best_step == position.step and position.best is not None:
-        _keep_as_best(path, description)
-    write_whole(path.with_suffix(".json"), json.dumps(description, indent=1))
+        _save_as_best(path, description)
+    write_atomically(path.with_suffix(".json"), json.dumps(description, indent=1))
 
 
 def last_step(folder: Path) -> int | None:
@@ -88,7 +88,7 @@ def last_step(folder: Path) -> int | None:
 def load(folder: Path, step: int, cells: tuple[nn.Cell, ...], steps_per_epoch: int) -> Position:
     """Bring the cells to the checkpoint of a step; where the run stands there. An epoch must be as long as it was."""
     path = folder / f"{_name(step)}.ckpt"
-    position = checked(path, path.with_suffix(".json"))
+    position = read_position(path, path.with_suffix(".json"))
     before = position.steps_per_epoch
     if not before and position.epoch:
         before = (position.step - position.step_in_epoch) // position.epoch
@@ -136,18 +136,18 @@ def load_network(path: Path, network: nn.Cell) -> str:
 
     description = path.with_suffix(".json")
     if description.is_file():
-        checked(path, description)
+        read_position(path, description)
     tensors = _read(path)
     averages = {name.removeprefix(PREFIX): value for name, value in tensors.items() if name.startswith(PREFIX)}
     values = {**tensors, **{name: Parameter(Tensor(value), name=name) for name, value in averages.items()}}
     missing = [p.name for p in network.get_parameters() if p.name not in values]
     if missing:
-        raise UserError(f"{path}: belongs to another network, it lacks {_few(missing)}")
-    _into(path, network, values)
+        raise UserError(f"{path}: belongs to another network, it lacks {_first_names(missing)}")
+    _load_into(path, network, values)
     return "averaged weights" if averages else "weights"
 
 
-def _keep_as_best(path: Path, description: dict[str, Any]) -> None:
+def _save_as_best(path: Path, description: dict[str, Any]) -> None:
     """Make a checkpoint the best one. A file system without links gets a copy.
 
     The old description goes first: between the two renames it would call the new tensors damaged.
@@ -160,10 +160,10 @@ def _keep_as_best(path: Path, description: dict[str, Any]) -> None:
         shutil.copyfile(path, temporary)
     best.with_suffix(".json").unlink(missing_ok=True)
     os.replace(temporary, best)
-    write_whole(best.with_suffix(".json"), json.dumps(description, indent=1))
+    write_atomically(best.with_suffix(".json"), json.dumps(description, indent=1))
 
 
-def tensors_of(cells: tuple[nn.Cell, ...]) -> list[dict[str, Any]]:
+def collect_tensors(cells: tuple[nn.Cell, ...]) -> list[dict[str, Any]]:
     """Name and data of all cells' Parameters; weights that several have count once. All ranks of a job must ask.
 
     In a job, thor.THOR brings together inverses that lie on several ranks.
@@ -184,9 +184,9 @@ def _load(path: Path, cells: tuple[nn.Cell, ...]) -> None:
     tensors = _read(path)
     missing: set[str] = set()
     for cell in cells[1:] + cells[:1]:  # the optimizer first: thor.THOR refuses another one's before anything changes
-        missing |= set(_into(path, cell, tensors))
+        missing |= set(_load_into(path, cell, tensors))
     if missing:
-        raise UserError(f"{path}: belongs to another network or optimizer, it lacks {_few(sorted(missing))}")
+        raise UserError(f"{path}: belongs to another network or optimizer, it lacks {_first_names(sorted(missing))}")
 
 
 def _read(path: Path) -> dict[str, Parameter]:
@@ -197,7 +197,7 @@ def _read(path: Path) -> dict[str, Parameter]:
         raise UserError(f"{path}: {' '.join(str(error).split())}") from error
 
 
-def _into(path: Path, cell: nn.Cell, tensors: dict[str, Parameter]) -> list[str]:
+def _load_into(path: Path, cell: nn.Cell, tensors: dict[str, Parameter]) -> list[str]:
     """Load tensors into a cell; names of its Parameters that there is nothing for."""
     if not list(cell.get_parameters()):
         return []
@@ -210,6 +210,6 @@ def _into(path: Path, cell: nn.Cell, tensors: dict[str, Parameter]) -> list[str]
         raise UserError(f"{path}: {' '.join(str(error).split())}") from error
 
 
-def _few(names: Sequence[str]) -> str:
+def _first_names(names: Sequence[str]) -> str:
     """The first names of many."""
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

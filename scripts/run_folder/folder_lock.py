@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from scripts.common.errors import writing
+from scripts.common.errors import reporting_write_errors
 from thor.runtime.errors import UserError
 
 LOCK = "lock"
 
 
 @contextmanager
-def occupied(folder: Path, leads: bool, option: str = "--out") -> Iterator[None]:
+def folder_lock(folder: Path, leads: bool, option: str = "--out") -> Iterator[None]:
     """Hold the folder, for the rank that writes; the system lets go of it when the process dies, however it does.
 
     Args:
@@ -26,7 +26,7 @@ def occupied(folder: Path, leads: bool, option: str = "--out") -> Iterator[None]
     if not leads:
         yield
         return
-    with writing(folder, "nothing is trained yet"):
+    with reporting_write_errors(folder, "nothing is trained yet"):
         folder.mkdir(parents=True, exist_ok=True)
         file = (folder / LOCK).open("a")
     with file:

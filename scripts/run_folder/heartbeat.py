@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from scripts.common.atomic_write import write_whole
+from scripts.common.atomic_write import write_atomically
 
 VARIABLE = "THOR_HEARTBEATS"
 # What a rank may be doing, in the order of a step.
@@ -65,7 +65,7 @@ class Heart:
             # One that is missed does no harm, and training is worth more than its signs of life: if none can be left
             # any more, the launcher says so, and goes on from a checkpoint.
             with suppress(OSError):
-                write_whole(self._file, json.dumps(asdict(Beat(step, doing, time.monotonic()))))
+                write_atomically(self._file, json.dumps(asdict(Beat(step, doing, time.monotonic()))))
 
     @property
     def orphaned(self) -> bool:

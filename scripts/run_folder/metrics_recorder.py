@@ -11,8 +11,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from scripts.common.atomic_write import write_whole
-from scripts.common.errors import writing
+from scripts.common.atomic_write import write_atomically
+from scripts.common.errors import reporting_write_errors
 from scripts.run_folder.progress_record import Position
 from thor.report.metrics_file import DECISIONS, SCORES, Line, LinesError, read_lines
 from thor.runtime.errors import UserError
@@ -39,11 +39,11 @@ class Recorder:
     """
 
     def __init__(self, folder: Path, resumed: Position | None = None, board: Any = None) -> None:
-        """Start new files, or go on behind the lines of a resumed position; `board` is that of `open_board`."""
-        kept = [line for line in read_metrics(folder) if _is_behind(resumed, line)] if resumed else []
+        """Start new files, or go on behind the lines of a resumed position; `board` is that of `open_tensorboard`."""
+        kept = [line for line in read_metrics(folder) if _is_final(resumed, line)] if resumed else []
         self._path = folder / METRICS
-        with writing(self._path, "nothing is trained yet, and what was there is whole"):
-            write_whole(self._path, "".join(json.dumps(line) + "\n" for line in kept))
+        with reporting_write_errors(self._path, "nothing is trained yet, and what was there is whole"):
+            write_atomically(self._path, "".join(json.dumps(line) + "\n" for line in kept))
             self._file = self._path.open("a")
             self._tables = [_Table(folder / name, *about) for name, about in TABLES.items()]
             for line in kept:
@@ -75,7 +75,7 @@ class Recorder:
 
     def flush(self) -> None:
         """Bring all lines to the files."""
-        with writing(self._path, LOST):
+        with reporting_write_errors(self._path, LOST):
             self._file.flush()
             for table in self._tables:
                 table.file.flush()
@@ -84,14 +84,14 @@ class Recorder:
 
     def close(self) -> None:
         """Flush, and close the files, all of them even where one cannot be written."""
-        with writing(self._path, LOST), ExitStack() as closing:
+        with reporting_write_errors(self._path, LOST), ExitStack() as closing:
             if self._board is not None:
                 closing.callback(self._board.close)
             for file in (*(table.file for table in self._tables), self._file):
                 closing.callback(file.close)
 
     def _write(self, line: Line) -> None:
-        with writing(self._path, LOST):
+        with reporting_write_errors(self._path, LOST):
             self._file.write(json.dumps(line) + "\n")
             for table in self._tables:
                 table.write(line)
@@ -101,7 +101,7 @@ class Recorder:
             self.flush()
 
 
-class Unrecorded(Recorder):
+class NullRecorder(Recorder):
     """What the other ranks of a job have instead: it writes nothing, the first rank does."""
 
     def __init__(self) -> None:
@@ -132,14 +132,14 @@ class _Table:
             self._writer.writerow(line)
 
 
-def _is_behind(position: Position, line: Line) -> bool:
+def _is_final(position: Position, line: Line) -> bool:
     """Whether a run at a position will not write a line again: those of its last step's evaluations may still come."""
     if line["kind"] == "eval" and line["step"] == position.step:
         return position.evaluated == position.step
     return line["step"] <= position.step and (line["kind"] != "epoch" or line["epoch"] <= position.epoch)
 
 
-def open_board(folder: Path, resumed: Position | None) -> Any:
+def open_tensorboard(folder: Path, resumed: Position | None) -> Any:
     """TensorBoard's writer; it hides earlier points of steps that are to come, before a new run all of them."""
     try:
         from tensorboardX import SummaryWriter
@@ -194,6 +194,6 @@ def write_summary(folder: Path, about: Line) -> Line:
     if shared:
         waits = [max(seconds) - min(seconds) for seconds in shared]  # of the fastest rank for the slowest
         summary["skew"] = {"refreshes": len(waits), "median_s": statistics.median(waits), "max_s": max(waits)}
-    with writing(folder / SUMMARY, "all else of the run is there, and --resume makes it anew"):
-        write_whole(folder / SUMMARY, json.dumps(summary, indent=1) + "\n")
+    with reporting_write_errors(folder / SUMMARY, "all else of the run is there, and --resume makes it anew"):
+        write_atomically(folder / SUMMARY, json.dumps(summary, indent=1) + "\n")
     return summary

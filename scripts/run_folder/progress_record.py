@@ -62,7 +62,7 @@ def describe(position: Position, tensors: Path) -> dict[str, Any]:
     return {**plain, CHECKSUM: _checksum(tensors, plain)}
 
 
-def checked(tensors: Path, description: Path) -> Position:
+def read_position(tensors: Path, description: Path) -> Position:
     """Where the run stands at a checkpoint whose two files are whole; an error where either of them is damaged."""
     try:
         text = description.read_text(encoding="utf-8")

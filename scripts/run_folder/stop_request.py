@@ -13,10 +13,10 @@ from types import FrameType
 STOP_FILE = "stop"
 STOPPED_FILE = "stopped"  # what becomes of it in the end
 BEGAN = "THOR_JOB_BEGAN"  # time.time() of a launcher, which may start a run several times
-CLOCK = 0.05  # seconds that a file's time may lag behind time.time(): it has the kernel's last tick, up to 10 ms ago
+CLOCK_LAG = 0.05  # seconds: bounds how far a file's time, which is that of the kernel's last tick, lags time.time()
 
 
-def beginning() -> float:
+def job_start_time() -> float:
     """When this run began, or the job that it belongs to: a request of a dying attempt's time is for the next one."""
     return float(os.environ.get(BEGAN, time.time()))
 
@@ -34,7 +34,7 @@ class Interrupt:
         self._file = folder / STOP_FILE
         if leads:
             with suppress(FileNotFoundError):
-                if self._file.stat().st_mtime < began - CLOCK:
+                if self._file.stat().st_mtime < began - CLOCK_LAG:
                     self._file.unlink()
             (folder / STOPPED_FILE).unlink(missing_ok=True)
 
@@ -50,13 +50,13 @@ class Interrupt:
                 self._file.replace(self._file.with_name(STOPPED_FILE))
 
 
-def ended_by_file(folder: Path) -> bool:
+def stopped_by_file(folder: Path) -> bool:
     """Whether the stop file was there when the folder's run ended early; asked by the rank that leads."""
     return (folder / STOPPED_FILE).is_file()
 
 
 @contextmanager
-def asking_to_end(folder: Path, began: float, leads: bool = True) -> Iterator[Interrupt]:
+def watch_stop_requests(folder: Path, began: float, leads: bool = True) -> Iterator[Interrupt]:
     """Within, SIGINT and SIGTERM only ask the loop to end after its step; a second SIGINT ends it at once."""
     interrupt = Interrupt(folder, began, leads)
 
@@ -65,12 +65,12 @@ def asking_to_end(folder: Path, began: float, leads: bool = True) -> Iterator[In
             raise KeyboardInterrupt
         interrupt.signalled = True
 
-    with answering(ask):
+    with handling_signals(ask):
         yield interrupt
 
 
 @contextmanager
-def answering(ask: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+def handling_signals(ask: Callable[[int, FrameType | None], None]) -> Iterator[None]:
     """Within, SIGINT and SIGTERM call `ask`."""
     previous = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

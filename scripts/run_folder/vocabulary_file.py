@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scripts.common.atomic_write import write_whole
+from scripts.common.atomic_write import write_atomically
 from scripts.data.factory import Feeds
 from thor.runtime.errors import UserError
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 VOCABULARY = "vocabulary.json"
 
 
-def keep_words(folder: Path, feeds: Feeds) -> None:
+def save_vocabulary(folder: Path, feeds: Feeds) -> None:
     """Write a run's vocabulary, if it has one."""
     if feeds.words is not None:
-        write_whole(folder / VOCABULARY, feeds.words.text())
+        write_atomically(folder / VOCABULARY, feeds.words.text())
 
 
-def check_words(folder: Path, feeds: Feeds) -> None:
+def check_vocabulary(folder: Path, feeds: Feeds) -> None:
     """Refuse to go on with a text that makes another vocabulary: the same number would be another piece."""
-    words = words_of(folder)
+    words = load_vocabulary(folder)
     if words is not None and feeds.words is not None and words.text() != feeds.words.text():
         raise UserError(
             f"cannot resume {folder}: the text in {feeds.origin} makes another vocabulary than that of the run "
@@ -31,7 +31,7 @@ def check_words(folder: Path, feeds: Feeds) -> None:
         )
 
 
-def words_of(folder: Path) -> Vocabulary | None:
+def load_vocabulary(folder: Path) -> Vocabulary | None:
     """The vocabulary that a run was trained with; None where it has none, as of images."""
     path = folder / VOCABULARY
     if not path.is_file():

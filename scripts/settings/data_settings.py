@@ -71,7 +71,7 @@ class DataSettings(Settings):
     ranks: Count = 1
 
     @model_validator(mode="after")
-    def _fitting(self) -> DataSettings:
+    def _check_kind_of_data(self) -> DataSettings:
         """Settings of another kind of set are no typing errors to be passed over."""
         for key, sets in _ONLY_FOR.items():
             if getattr(self, key) != type(self).model_fields[key].default and self.name not in sets:

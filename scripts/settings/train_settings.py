@@ -51,7 +51,7 @@ class Schedule(Settings):
     halve_at: list[Positive] = []
 
     @model_validator(mode="after")
-    def _published(self) -> Schedule:
+    def _check_shape_thor(self) -> Schedule:
         """The published shape has no warm-up and ends at zero."""
         if self.shape == "thor" and (self.warmup_epochs or self.final):
             raise ValueError("the shape thor has neither warmup_epochs nor final")
@@ -60,7 +60,7 @@ class Schedule(Settings):
         return self
 
     @model_validator(mode="after")
-    def _of_the_shape(self) -> Schedule:
+    def _check_shape_options(self) -> Schedule:
         """What a shape does not look at is no typing error to be passed over."""
         if self.shape not in ("polynomial", "thor") and self.power != type(self).model_fields["power"].default:
             raise ValueError(f"power belongs to the shapes polynomial and thor, and the shape is {self.shape}")
@@ -138,7 +138,7 @@ def _interval(value: Any) -> Any:
 
 
 #: What thor.inner = adam takes from the block thor and not from the block adam.
-OF_THOR_FOR_ADAM = ("learning_rate", "schedule", "weight_decay")
+THOR_KEYS_FOR_ADAM = ("learning_rate", "schedule", "weight_decay")
 
 
 class ThorSettings(Settings):
@@ -367,11 +367,11 @@ class TrainSettings(Settings):
         return self
 
     @model_validator(mode="after")
-    def _of_thor(self) -> TrainSettings:
+    def _check_adam_in_thor(self) -> TrainSettings:
         """Adam inside THOR has these from the block thor: in its own they would be passed over."""
         if self.optimizer != "thor" or self.thor.inner != "adam":
             return self
-        for name in OF_THOR_FOR_ADAM:
+        for name in THOR_KEYS_FOR_ADAM:
             if getattr(self.adam, name) != AdamSettings.model_fields[name].default:
                 raise ValueError(f"adam.{name} means nothing with thor.inner = adam; set thor.{name}")
         return self

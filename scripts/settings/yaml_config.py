@@ -14,11 +14,11 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from scripts.common.atomic_write import write_whole
-from scripts.settings.train_settings import OF_THOR_FOR_ADAM, TrainSettings
+from scripts.common.atomic_write import write_atomically
+from scripts.settings.train_settings import THOR_KEYS_FOR_ADAM, TrainSettings
 from thor.runtime.errors import UserError
 
-BLOCKS = ("thor", "momentum", "adam", "adafactor")
+OPTIMIZER_SECTIONS = ("thor", "momentum", "adam", "adafactor")
 
 # What may differ between a run and its continuation: it changes no number of the training.
 _FREE_TO_CHANGE = (
@@ -112,7 +112,7 @@ def _read_one(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise UserError(f"{path}: must hold `key: value` lines")
     # a block whose lines are all comments is one that says nothing
-    return {key: value for key, value in values.items() if value is not None or _block([key]) is None}
+    return {key: value for key, value in values.items() if value is not None or _section([key]) is None}
 
 
 def parse_overrides(arguments: Sequence[str]) -> Iterator[tuple[str, Any]]:
@@ -145,15 +145,15 @@ def validate(values: dict[str, Any]) -> TrainSettings:
 def resolved(settings: TrainSettings) -> dict[str, Any]:
     """All settings that a run uses, as plain values: the blocks of other optimizers are left out."""
     values = settings.model_dump(mode="json")
-    used = {key: value for key, value in values.items() if key not in BLOCKS or key == settings.optimizer}
+    used = {key: value for key, value in values.items() if key not in OPTIMIZER_SECTIONS or key == settings.optimizer}
     if settings.optimizer == "thor" and settings.thor.inner == "adam":
-        used["adam"] = {key: value for key, value in values["adam"].items() if key not in OF_THOR_FOR_ADAM}
+        used["adam"] = {key: value for key, value in values["adam"].items() if key not in THOR_KEYS_FOR_ADAM}
     return used
 
 
 def save_config(settings: TrainSettings, path: Path) -> None:
     """Write the resolved settings as YAML."""
-    write_whole(path, yaml.safe_dump(_without_none(resolved(settings)), sort_keys=False))
+    write_atomically(path, yaml.safe_dump(_without_none(resolved(settings)), sort_keys=False))
 
 
 def differences(old: TrainSettings, new: TrainSettings, also: Container[str] = ()) -> list[str]:
@@ -161,15 +161,15 @@ def differences(old: TrainSettings, new: TrainSettings, also: Container[str] = (
 
     ``also`` are keys that matter to the caller, though a continuation may change them.
     """
-    before, after = dict(_flat(resolved(old))), dict(_flat(resolved(new)))
+    before, after = dict(_flatten(resolved(old))), dict(_flatten(resolved(new)))
     return [
-        f"{key}: {_told(key, before)} -> {_told(key, after)}"
+        f"{key}: {_displayed(key, before)} -> {_displayed(key, after)}"
         for key in sorted(before.keys() | after.keys())
-        if _told(key, before) != _told(key, after) and (key in also or key not in _FREE_TO_CHANGE)
+        if _displayed(key, before) != _displayed(key, after) and (key in also or key not in _FREE_TO_CHANGE)
     ]
 
 
-def _told(key: str, values: dict[str, Any]) -> Any:
+def _displayed(key: str, values: dict[str, Any]) -> Any:
     """A setting's value; an argument of a network's factory that is None is not one that is left out."""
     return values.get(key, "left out" if key.startswith(f"{_FREE_FORM}.") else None)
 
@@ -215,43 +215,43 @@ def _explain(detail: ErrorDetails) -> str:
 def _unknown_key(name: str) -> str:
     """An unknown key, with the nearest known one or all that stand in its place."""
     parent, _, last = name.rpartition(".")
-    block = _block(parent.split(".") if parent else [])
+    block = _section(parent.split(".") if parent else [])
     known = list(block.model_fields) if block else []
-    near = _elsewhere(last) or difflib.get_close_matches(last, known, n=1)
+    near = _in_other_sections(last) or difflib.get_close_matches(last, known, n=1)
     prefix = f"{parent}." if parent and near and near[0] in known else ""
     hint = f"did you mean {prefix}{near[0]}?" if near else f"known are {', '.join(known)}"
     return f"unknown key {name}: {hint}"
 
 
-def _elsewhere(last: str) -> list[str]:
+def _in_other_sections(last: str) -> list[str]:
     """Dotted keys of other blocks that end so."""
-    keys = [key for key, _ in _flat(TrainSettings().model_dump())]
+    keys = [key for key, _ in _flatten(TrainSettings().model_dump())]
     return [key for key in keys if key.rpartition(".")[2] == last][:1]
 
 
-def _block(path: Iterable[str]) -> type[BaseModel] | None:
+def _section(path: Iterable[str]) -> type[BaseModel] | None:
     """The settings class at a dotted key."""
     block: type[BaseModel] = TrainSettings
     for part in path:
         field = block.model_fields.get(part)
-        found = _model_in(field.annotation) if field else None
+        found = _settings_class(field.annotation) if field else None
         if found is None:
             return None
         block = found
     return block
 
 
-def _model_in(annotation: Any) -> type[BaseModel] | None:
+def _settings_class(annotation: Any) -> type[BaseModel] | None:
     """The settings class in an annotation such as `Schedule | None`."""
     options = typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
     return next((o for o in options if isinstance(o, type) and issubclass(o, BaseModel)), None)
 
 
-def _flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _flatten(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Dotted keys and plain values of nested mappings."""
     for key, value in values.items():
         if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
+            yield from _flatten(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
 

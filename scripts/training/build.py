@@ -57,7 +57,7 @@ def select_device(name: str) -> str:
         raise UserError(str(error)) from error
 
 
-def whole_steps(settings: TrainSettings, batches: int) -> int:
+def count_steps(settings: TrainSettings, batches: int) -> int:
     """Steps an epoch, a multiple of the accumulation; an error where there is none."""
     steps = batches // settings.accumulation * settings.accumulation
     if steps == 0:

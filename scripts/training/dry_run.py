@@ -17,9 +17,9 @@ from scripts.data.factory import PUBLISHED_SIZES, Feeds, open_feeds
 from scripts.run_folder import checkpoints
 from scripts.settings.train_settings import TrainSettings
 from scripts.settings.yaml_config import differences, load_config
-from scripts.training.build import make_convolutions_fast, select_device, whole_steps
+from scripts.training.build import count_steps, make_convolutions_fast, select_device
 from scripts.training.check_shapes import check_fit
-from scripts.training.loop import CHECKPOINTS, CONFIG, held
+from scripts.training.loop import CHECKPOINTS, CONFIG, existing_run_message
 from scripts.training.networks import build_loss, build_network
 from scripts.training.optimizers import build_stepper
 from thor.runtime.errors import UserError
@@ -28,7 +28,7 @@ WRAPPED = "_backbone."  # where mixed precision puts the network
 
 
 @dataclass(frozen=True)
-class Plan:
+class Preview:
     """What would be trained.
 
     Attributes:
@@ -44,23 +44,23 @@ class Plan:
     notes: list[str]
 
 
-def show(settings: TrainSettings, console: Console | None = None) -> Plan:
+def show(settings: TrainSettings, console: Console | None = None) -> Preview:
     """Print what a run of these settings would be; missing data or devices are told, and are no error here."""
     console = console or Console()
-    plan = _plan(settings)
-    sizes = memory(plan.network, plan.optimizer)
-    console.print(_layers(settings.network, plan, sizes["curvature"]))
-    left_out = getattr(plan.optimizer, "left_out", [])
+    preview = _build(settings)
+    sizes = memory(preview.network, preview.optimizer)
+    console.print(_layers(settings.network, preview, sizes["curvature"]))
+    left_out = getattr(preview.optimizer, "left_out", [])
     lines = [f"plain gradient: {len(left_out)} layers"] if left_out else []
-    lines += [_memory(sizes), _steps(settings, plan.steps_per_epoch)]
+    lines += [_memory(sizes), _steps(settings, preview.steps_per_epoch)]
     lines += [f"files: {line}" for line in _files(settings)]
-    lines += [f"MISSING HERE: {note}" for note in plan.notes]
+    lines += [f"MISSING HERE: {note}" for note in preview.notes]
     for line in lines:
         console.print(line, highlight=False, soft_wrap=True, markup=False)
-    return plan
+    return preview
 
 
-def _plan(settings: TrainSettings) -> Plan:
+def _build(settings: TrainSettings) -> Preview:
     """Network and optimizer as the run would have them; on the CPU where the device is not here."""
     notes: list[str] = []
     try:
@@ -86,7 +86,7 @@ def _plan(settings: TrainSettings) -> Plan:
     if settings.optimizer != "thor":
         make_convolutions_fast(network)
     stepper = build_stepper(settings, network, loss, steps or settings.accumulation)
-    return Plan(network, stepper.optimizer, steps, notes)
+    return Preview(network, stepper.optimizer, steps, notes)
 
 
 def _options_by_data(settings: TrainSettings, feeds: Feeds | None) -> dict[str, Any]:
@@ -99,23 +99,23 @@ def _options_by_data(settings: TrainSettings, feeds: Feeds | None) -> dict[str, 
 def _steps_per_epoch(settings: TrainSettings, feeds: Feeds | None) -> int | None:
     """Steps an epoch, by the data or else by the set's published size."""
     if feeds:
-        return whole_steps(settings, len(feeds.train))
+        return count_steps(settings, len(feeds.train))
     examples = PUBLISHED_SIZES.get(settings.data.name)
     if examples is None:
         return None
     examples = min(examples, settings.data.train_size or examples)
-    return whole_steps(settings, examples // settings.batch_size)
+    return count_steps(settings, examples // settings.batch_size)
 
 
-def _layers(title: str, plan: Plan, curvature: dict[str, int]) -> Table:
+def _layers(title: str, preview: Preview, curvature: dict[str, int]) -> Table:
     """Each layer with weights of its own, and its factors where it is captured."""
-    captured = {record.name: record for record in getattr(plan.optimizer, "layers", [])}
+    captured = {record.name: record for record in getattr(preview.optimizer, "layers", [])}
     table = Table(title=title)
     table.add_column("layer", no_wrap=True)
     table.add_column("kind", no_wrap=True)
     for column in ("weights", "A", "G", "KiB") if captured else ("weights",):
         table.add_column(column, justify="right", no_wrap=True)
-    for name, cell in plan.network.cells_and_names():
+    for name, cell in preview.network.cells_and_names():
         own = [p for p in cell._params.values() if p is not None and p.requires_grad]
         if not own:
             continue
@@ -171,5 +171,6 @@ def _files(settings: TrainSettings) -> list[str]:
     step = checkpoints.last_step(folder / CHECKPOINTS)
     if step is not None:
         changed = differences(load_config(folder / CONFIG), settings) if (folder / CONFIG).is_file() else []
-        lines.append(held(folder, step) + (f" (--resume needs its settings: {'; '.join(changed)})" if changed else ""))
+        needed = f" (--resume needs its settings: {'; '.join(changed)})" if changed else ""
+        lines.append(existing_run_message(folder, step) + needed)
     return lines

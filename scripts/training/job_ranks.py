@@ -54,7 +54,7 @@ class Ranks:
         sums = self.total([loss, float(asked)])
         return float(sums[0]) / self.count, bool(sums[1] > 0)
 
-    def step_of_first(self, step: int) -> int:
+    def broadcast_step(self, step: int) -> int:
         """Rank 0's step number, on every rank; -1 stands for none."""
         high, low = divmod(step, _SPLIT)
         found = self.total([high, low] if self.leads else [0, 0])
@@ -98,7 +98,7 @@ def with_ranks(settings: TrainSettings, rank: int = 0, count: int = 1) -> TrainS
     return validate({**values, "data": {**values.get("data", {}), "rank": rank, "ranks": count}})
 
 
-def announced(environment: Mapping[str, str]) -> int:
+def announced_count(environment: Mapping[str, str]) -> int:
     """How many processes the environment says that the job has; 1 where it tells of none.
 
     msrun sets MS_ROLE and MS_WORKER_NUM; a start by rank table (older Ascend clusters) RANK_TABLE_FILE and RANK_SIZE.
@@ -123,7 +123,7 @@ def join(settings: TrainSettings) -> Ranks:
 
     msrun starts its scheduler with the same program: that process stays in here until the job is over, and then exits.
     """
-    count = announced(os.environ)
+    count = announced_count(os.environ)
     if count == 1 and "MS_ROLE" not in os.environ:
         if settings.data.ranks > 1:
             raise UserError(

@@ -15,21 +15,21 @@ import mindspore as ms
 from mindspore import Tensor, nn
 from rich.console import Console
 
-from scripts.common.errors import writing
+from scripts.common.errors import reporting_write_errors
 from scripts.common.memory_use import memory, peak_memory
 from scripts.data.factory import Feeds
 from scripts.run_folder import checkpoints, heartbeat
-from scripts.run_folder.block_plan_file import BLOCKS, chooses_blocks, keep_blocks, kept_blocks
-from scripts.run_folder.class_names_file import check_classes, keep_classes
-from scripts.run_folder.folder_lock import occupied
+from scripts.run_folder.block_plan_file import BLOCK_PLAN, chooses_block_plan, load_block_plan, save_block_plan
+from scripts.run_folder.class_names_file import check_class_names, save_class_names
+from scripts.run_folder.folder_lock import folder_lock
 from scripts.run_folder.heartbeat import Heart
-from scripts.run_folder.metrics_recorder import Recorder, Unrecorded, open_board, write_summary
+from scripts.run_folder.metrics_recorder import NullRecorder, Recorder, open_tensorboard, write_summary
 from scripts.run_folder.progress_record import Position
-from scripts.run_folder.stop_request import Interrupt, asking_to_end, beginning
-from scripts.run_folder.vocabulary_file import check_words, keep_words
+from scripts.run_folder.stop_request import Interrupt, job_start_time, watch_stop_requests
+from scripts.run_folder.vocabulary_file import check_vocabulary, save_vocabulary
 from scripts.settings.train_settings import TrainSettings
 from scripts.settings.yaml_config import differences, load_config, save_config
-from scripts.training.build import build, make_convolutions_fast, select_device, whole_steps
+from scripts.training.build import build, count_steps, make_convolutions_fast, select_device
 from scripts.training.check_shapes import check_fit
 from scripts.training.evaluation import Evaluator, Scores
 from scripts.training.job_ranks import Ranks, announced_rank, join, with_ranks
@@ -68,7 +68,7 @@ class Run:
     @property
     def steps_per_epoch(self) -> int:
         """Steps an epoch: whole batches, and whole groups of `accumulation` of them."""
-        return whole_steps(self.settings, len(self.feeds.train))
+        return count_steps(self.settings, len(self.feeds.train))
 
     @property
     def cells(self) -> tuple[nn.Cell, ...]:
@@ -89,13 +89,14 @@ def train(
         console: Where progress is shown.
         overwrite: Begin anew where the folder has a checkpoint, which is refused otherwise: they are removed.
     """
-    folder, began = Path(settings.out), beginning()
+    folder, began = Path(settings.out), job_start_time()
     device = select_device(settings.device)
     heart = Heart(announced_rank(os.environ))
     heart.beat(0, heartbeat.STARTING)
     ranks = join(settings)
-    with occupied(folder, ranks.leads):  # before its checkpoints are looked at: another process may be adding to them
-        start = ranks.step_of_first(_step_to_resume(settings, folder, resume, overwrite) if ranks.leads else -1)
+    # The lock comes before the search for checkpoints: another process may be adding to them.
+    with folder_lock(folder, ranks.leads):
+        start = ranks.broadcast_step(_step_to_resume(settings, folder, resume, overwrite) if ranks.leads else -1)
         run = _prepare(ranks.settings(settings), folder, device, ranks, heart, console or Console(), start >= 0)
         run.began = began
         _train(run, settings, start)
@@ -108,8 +109,8 @@ def _train(run: Run, settings: TrainSettings, start: int) -> None:
     """From step ``start`` on, or anew if it is negative; ``settings`` are those of the whole job."""
     folder, ranks = run.folder, run.ranks
     if start >= 0:
-        check_words(folder, run.feeds)
-        check_classes(folder, run.feeds)
+        check_vocabulary(folder, run.feeds)
+        check_class_names(folder, run.feeds)
         run.position, run.saved = checkpoints.load(folder / CHECKPOINTS, start, run.cells, run.steps_per_epoch), start
         run.phases.restore(run.position.phases)
     else:
@@ -119,23 +120,25 @@ def _train(run: Run, settings: TrainSettings, start: int) -> None:
     board = None
     if ranks.leads:
         if settings.tensorboard:  # its library may be missing: that is said before anything is removed
-            board = open_board(folder, resumed)
-        with writing(folder, "nothing is trained yet" if start < 0 else "nothing is trained since the last checkpoint"):
+            board = open_tensorboard(folder, resumed)
+        with reporting_write_errors(
+            folder, "nothing is trained yet" if start < 0 else "nothing is trained since the last checkpoint"
+        ):
             if start < 0:
                 checkpoints.clear(folder / CHECKPOINTS)
                 (folder / "summary.json").unlink(missing_ok=True)
-            keep_words(folder, run.feeds)
-            keep_classes(folder, run.feeds)
+            save_vocabulary(folder, run.feeds)
+            save_class_names(folder, run.feeds)
             save_config(with_ranks(settings), folder / CONFIG)  # of a continued run too: its data may have moved
-    recorder = Recorder(folder, resumed, board) if ranks.leads else Unrecorded()
+    recorder = Recorder(folder, resumed, board) if ranks.leads else NullRecorder()
     try:
-        with asking_to_end(folder, run.began, ranks.leads) as interrupt:
+        with watch_stop_requests(folder, run.began, ranks.leads) as interrupt:
             _loop(run, recorder, interrupt)
     except FloatingPointError as error:
         raise UserError(f"{settings.optimizer}, after step {run.position.step}: {error}") from error
     finally:
         recorder.close()
-    about = _about(run)
+    about = _run_facts(run)
     if ranks.leads:
         write_summary(folder, about)
 
@@ -144,7 +147,7 @@ def _step_to_resume(settings: TrainSettings, folder: Path, resume: bool | str, o
     """Step of the checkpoint to go on from, -1 for a new run; an error where there is none, or one in the way."""
     step = checkpoints.last_step(folder / CHECKPOINTS)
     if not resume and step is not None and not overwrite:
-        raise UserError(held(folder, step))
+        raise UserError(existing_run_message(folder, step))
     if not resume or (resume == AUTO and step is None):
         return -1
     path = folder / CONFIG
@@ -160,22 +163,22 @@ def _step_to_resume(settings: TrainSettings, folder: Path, resume: bool | str, o
     return step
 
 
-def held(folder: Path, step: int) -> str:
+def existing_run_message(folder: Path, step: int) -> str:
     """What is wrong with a folder in which a new run would remove the checkpoints of another."""
     cures = "go on with --resume, begin anew with --overwrite, or choose another --out"
     return f"{folder} holds a run at step {step}: {cures}"
 
 
 def _prepare(
-    settings: TrainSettings, folder: Path, device: str, ranks: Ranks, heart: Heart, console: Console, goes_on: bool
+    settings: TrainSettings, folder: Path, device: str, ranks: Ranks, heart: Heart, console: Console, resumes: bool
 ) -> Run:
     """Data, network and optimizer of a run."""
     parts = build(settings, device=device)
-    steps = whole_steps(settings, len(parts.feeds.train))
+    steps = count_steps(settings, len(parts.feeds.train))
     check_fit(settings, parts.feeds, parts.network, parts.loss)
     if settings.optimizer != "thor":
         make_convolutions_fast(parts.network)
-    blocks = kept_blocks(folder) if goes_on and chooses_blocks(settings) else None
+    blocks = load_block_plan(folder) if resumes and chooses_block_plan(settings) else None
     stepper = build_stepper(settings, parts.network, parts.loss, steps, blocks)
     evaluator = Evaluator(parts.network, parts.loss, parts.feeds.test, settings, ranks)
     average = WeightAverage(parts.network, settings.ema, settings.mode == "graph") if settings.ema else None
@@ -219,7 +222,7 @@ def _epoch(run: Run, recorder: Recorder, display: ProgressDisplay, interrupt: In
         loss, asked = run.ranks.agree(loss, interrupt.requested or run.heart.orphaned)
         seconds = time.perf_counter() - begin
         run.phases.add(phase, seconds, run.stepper.compilations() > compiled)
-        run.position = _moved(run.position, loss, seconds)
+        run.position = _advanced(run.position, loss, seconds)
         step, whole = run.position.step, run.position.step % settings.accumulation == 0
         if run.average and whole:
             with run.phases.measure("average"):
@@ -263,7 +266,7 @@ def due(step: int, every: int, accumulation: int) -> bool:
     return every > 0 and step // every > (step - accumulation) // every
 
 
-def _moved(position: Position, loss: float, seconds: float) -> Position:
+def _advanced(position: Position, loss: float, seconds: float) -> Position:
     """The position after one more step. A skipped step's loss (dynamic loss scale) may be no number."""
     finite = math.isfinite(loss)
     return replace(
@@ -299,8 +302,8 @@ def _record(run: Run, recorder: Recorder, loss: float, seconds: float, decided: 
 def _evaluate(run: Run) -> Scores:
     """Scores on the test set, of the averaged weights if there are any; the best ones are remembered."""
     run.heart.beat(run.position.step, heartbeat.EVALUATION)
-    _join_statistics(run)
-    with run.phases.measure("evaluation"), run.average.in_place() if run.average else nullcontext():
+    _average_statistics(run)
+    with run.phases.measure("evaluation"), run.average.swapped_in() if run.average else nullcontext():
         scores = run.evaluator(lambda: run.heart.beat(run.position.step, heartbeat.EVALUATION))
     run.position = replace(run.position, evaluated=run.position.step)
     if scores.better_than(run.position.best):
@@ -347,21 +350,21 @@ def _times(run: Run) -> dict[str, float]:
 def _save(run: Run, recorder: Recorder) -> None:
     """A checkpoint, with all lines up to it in the metrics file. Where its tensors are saved, it is described anew."""
     recorder.flush()
-    _join_statistics(run)
+    _average_statistics(run)
     run.position = replace(run.position, phases=run.phases.sums(), peak=max(run.position.peak, peak_memory()))
     with run.phases.measure("checkpoint"):
         if run.saved != run.position.step:
-            tensors = checkpoints.tensors_of(run.cells)
+            tensors = checkpoints.collect_tensors(run.cells)
             if run.ranks.leads:
-                if chooses_blocks(run.settings) and (run.saved < 0 or not (run.folder / BLOCKS).is_file()):
-                    keep_blocks(run.folder, run.stepper.optimizer)
+                if chooses_block_plan(run.settings) and (run.saved < 0 or not (run.folder / BLOCK_PLAN).is_file()):
+                    save_block_plan(run.folder, run.stepper.optimizer)
                 checkpoints.save(run.folder / CHECKPOINTS, tensors, run.position, run.settings.keep)
         elif run.ranks.leads:
-            checkpoints.describe_anew(run.folder / CHECKPOINTS, run.position)
+            checkpoints.update_description(run.folder / CHECKPOINTS, run.position)
     run.saved = run.position.step
 
 
-def _join_statistics(run: Run) -> None:
+def _average_statistics(run: Run) -> None:
     """Replace the ranks' normalisation statistics, each of its own share of the batches, by their means.
 
     They and their running averages move linearly and no gradient depends on them, so it makes no difference how often
@@ -376,7 +379,7 @@ def _join_statistics(run: Run) -> None:
     run.ranks.average(own)
 
 
-def _about(run: Run) -> dict[str, Any]:
+def _run_facts(run: Run) -> dict[str, Any]:
     """What a run was, for its summary."""
     return {
         "optimizer": run.settings.optimizer,

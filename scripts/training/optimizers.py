@@ -10,9 +10,9 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn
 
-from scripts.settings.train_settings import OF_THOR_FOR_ADAM, ThorSettings, TrainSettings
+from scripts.settings.train_settings import THOR_KEYS_FOR_ADAM, ThorSettings, TrainSettings
 from scripts.training.first_order_step import FirstOrderStep
-from scripts.training.schedules import over_updates
+from scripts.training.schedules import schedule_function
 from thor.distributed.placement import Grid
 from thor.runtime.errors import UserError
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Step = Callable[..., Tensor]
 
 
-def _nothing() -> str:
+def _step_phase() -> str:
     """The phase of every step of a first-order optimizer."""
     return "step"
 
@@ -44,7 +44,7 @@ class Stepper:
     optimizer: nn.Cell
     step: Step
     history: Callable[[], list[Any]] = list
-    phase: Callable[[], str] = _nothing
+    phase: Callable[[], str] = _step_phase
     compilations: Callable[[], int] = int
     inverse_seconds: Callable[[], list[float]] = list
     state: tuple[nn.Cell, ...] = ()
@@ -69,7 +69,7 @@ def _sharing(settings: TrainSettings) -> Any:
     return None
 
 
-class OwnLosses:
+class MicroBatchLosses:
     """A step that answers with each micro-batch's own loss, as first-order steps do.
 
     thor.TrainStep's last micro-batch of an update answers with the mean of all.
@@ -113,7 +113,7 @@ def _thor(
     sharing = _sharing(settings)
     moving: dict[str, Any]
     if own.inner == "adam":
-        adam = settings.adam.model_copy(update={name: getattr(own, name) for name in OF_THOR_FOR_ADAM})
+        adam = settings.adam.model_copy(update={name: getattr(own, name) for name in THOR_KEYS_FOR_ADAM})
         moving = {"learning_rate": None, "inner": _optimizer("adam", adam, settings, network, updates_per_epoch)}
     else:
         moving = {
@@ -150,7 +150,7 @@ def _thor(
     def inverse_seconds() -> list[float]:
         return [] if optimizer.exchange is None else [round(float(s), 5) for s in optimizer.exchange.seconds]
 
-    one = step if settings.accumulation == 1 else OwnLosses(step, settings.accumulation)
+    one = step if settings.accumulation == 1 else MicroBatchLosses(step, settings.accumulation)
     return Stepper(optimizer, one, lambda: optimizer.history, phase, lambda: step.graphs, inverse_seconds)
 
 
@@ -169,7 +169,7 @@ def decay_groups(network: nn.Cell, settings: TrainSettings, decay: float) -> Any
 def thor_rate(settings: TrainSettings, updates_per_epoch: float) -> Callable[[int], float]:
     """The learning rate of thor.THOR over updates."""
     own = settings.thor
-    return over_updates(own.learning_rate, own.schedule, settings.epochs, updates_per_epoch)
+    return schedule_function(own.learning_rate, own.schedule, settings.epochs, updates_per_epoch)
 
 
 def thor_damping(settings: TrainSettings, updates_per_epoch: float) -> Any:
@@ -178,7 +178,7 @@ def thor_damping(settings: TrainSettings, updates_per_epoch: float) -> Any:
 
     own = settings.thor
     if own.damping_schedule is not None:
-        return over_updates(own.damping, own.damping_schedule, settings.epochs, updates_per_epoch)
+        return schedule_function(own.damping, own.damping_schedule, settings.epochs, updates_per_epoch)
     if own.damping_decay == 1.0:
         return own.damping
     return ExponentialDamping(own.damping, own.damping_decay, max(1, round(updates_per_epoch)))
@@ -218,7 +218,7 @@ def _optimizer(
     """The optimizer of that name with its own settings, one learning rate an update."""
     import first_order
 
-    rate = over_updates(own.learning_rate, own.schedule, settings.epochs, updates_per_epoch)
+    rate = schedule_function(own.learning_rate, own.schedule, settings.epochs, updates_per_epoch)
     rates = [rate(update) for update in range(max(1, int(updates_per_epoch * settings.epochs)))]
     weights = decay_groups(network, settings, own.weight_decay)
     if name == "momentum":

@@ -8,7 +8,9 @@ from collections.abc import Callable
 from scripts.settings.train_settings import Schedule
 
 
-def over_updates(initial: float, schedule: Schedule, epochs: int, updates_per_epoch: float) -> Callable[[int], float]:
+def schedule_function(
+    initial: float, schedule: Schedule, epochs: int, updates_per_epoch: float
+) -> Callable[[int], float]:
     """The value as a function of the update, counted from 0; the first update has the full one.
 
     The published shape `thor` alone begins one update later: it takes the epoch that an update ends in.

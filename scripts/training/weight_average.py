@@ -40,7 +40,7 @@ class WeightAverage(nn.Cell):
         return [average for average in self.averages if average.name in wanted]
 
     @contextmanager
-    def in_place(self) -> Iterator[None]:
+    def swapped_in(self) -> Iterator[None]:
         """Within, the network has the averages as its weights."""
         self._exchange()
         try:
