@@ -1,7 +1,7 @@
 """Evaluate a run: python scripts/eval.py RUN_FOLDER [--checkpoint best|last|FILE] [--out FILE.json] [--key value ...].
 
-The run's own settings say what network and data there are; any of them can be given anew, such as --data.folder. With
-averaged weights in the checkpoint (ema) these are evaluated, as in training.
+Network and data are those of the run's settings; any setting can be overridden, such as --data.folder. If the
+checkpoint has averaged weights (ema), these are evaluated, as in training.
 """
 
 from __future__ import annotations

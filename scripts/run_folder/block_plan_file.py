@@ -1,7 +1,7 @@
-"""The blocks that ``block_size: auto`` has chosen, kept in the run's folder: a checkpoint belongs to them.
+"""The block plan that ``block_size: auto`` has chosen, saved in the run's folder.
 
-THOR keeps what it measured in a cache of the user and the machine. A run that goes on elsewhere, or after that cache
-is gone, would measure anew, and could choose others.
+A checkpoint fits only the plan that it was made with. THOR caches its measurements per user and machine, so a run that
+is resumed on another machine, or without that cache, would measure again and could choose another plan.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ BLOCK_PLAN = "blocks.json"
 
 
 def chooses_block_plan(settings: TrainSettings) -> bool:
-    """Whether the run's blocks are chosen at its first step."""
+    """True if the run chooses its block plan at its first step."""
     return settings.optimizer == "thor" and settings.thor.block_size == "auto"
 
 
 def save_block_plan(folder: Path, optimizer: nn.Cell) -> None:
-    """Write the plan that a thor.THOR has chosen."""
+    """Write the block plan of a thor.THOR."""
     plan = optimizer.options.plan
     about = {
         "block_size": plan.block_size, "split": plan.split, "rank": plan.rank, "order": plan.order,
@@ -40,7 +40,7 @@ def save_block_plan(folder: Path, optimizer: nn.Cell) -> None:
 
 
 def load_block_plan(folder: Path) -> BlockPlan | None:
-    """The plan of the run in a folder; None where none is kept."""
+    """Read the block plan of the run in a folder; None if there is none."""
     from thor import BlockPlan
 
     path = folder / BLOCK_PLAN

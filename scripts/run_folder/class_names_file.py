@@ -1,4 +1,4 @@
-"""The classes of a run on photographs, kept in its folder: an output means nothing but as the class it numbers."""
+"""The class names of a run on photographs, saved in its folder: they give the network's outputs their meaning."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ CLASSES = "classes.json"
 
 
 def save_class_names(folder: Path, feeds: Feeds) -> None:
-    """Write the names of a run's classes, in the order of their numbers, where the data name them."""
+    """Write the class names in the order of their numbers, if the data are photographs."""
     if isinstance(feeds.train, ImageSource):
         write_atomically(folder / CLASSES, json.dumps(feeds.train.collection.classes, indent=1) + "\n")
 
 
 def check_class_names(folder: Path, feeds: Feeds) -> None:
-    """Refuse photographs whose classes are not the run's: the same number would be another class."""
+    """Refuse photographs with other classes than the run's, or in another order; no check if the run has no names."""
     path = folder / CLASSES
     if not path.is_file() or not isinstance(feeds.train, ImageSource):
         return

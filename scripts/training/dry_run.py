@@ -1,4 +1,4 @@
-"""What a configuration would do: layers, captured factors, memory, steps, and where files would go."""
+"""Preview of a run: layers, captured factors, memory, steps, and the files that it would write."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from scripts.training.networks import build_loss, build_network
 from scripts.training.optimizers import build_stepper
 from thor.runtime.errors import UserError
 
-WRAPPED = "_backbone."  # where mixed precision puts the network
+WRAPPED = "_backbone."  # prefix of the layer names with mixed precision
 
 
 @dataclass(frozen=True)
 class Preview:
-    """What would be trained.
+    """The run that would be trained.
 
     Attributes:
-        network: Its layers, with their weights.
-        optimizer: Made, and never stepped.
-        steps_per_epoch: None where the data are not here and their size is not published.
-        notes: What is missing here for the run to start.
+        network: The network.
+        optimizer: The optimizer, which takes no step.
+        steps_per_epoch: None if the data are missing and their size is unknown.
+        notes: What this machine lacks for the run.
     """
 
     network: nn.Cell
@@ -45,7 +45,7 @@ class Preview:
 
 
 def show(settings: TrainSettings, console: Console | None = None) -> Preview:
-    """Print what a run of these settings would be; missing data or devices are told, and are no error here."""
+    """Print the run that these settings describe; missing data or devices are noted, and are not an error."""
     console = console or Console()
     preview = _build(settings)
     sizes = memory(preview.network, preview.optimizer)
@@ -61,7 +61,7 @@ def show(settings: TrainSettings, console: Console | None = None) -> Preview:
 
 
 def _build(settings: TrainSettings) -> Preview:
-    """Network and optimizer as the run would have them; on the CPU where the device is not here."""
+    """Build the network and the optimizer of the run; on the CPU if the device is not available."""
     notes: list[str] = []
     try:
         select_device(settings.device)
@@ -79,7 +79,7 @@ def _build(settings: TrainSettings) -> Preview:
     steps = _steps_per_epoch(settings, feeds)
     try:
         network, loss = build_network(settings, _options_by_data(settings, feeds)), build_loss(settings)
-    except UserError as error:  # what is missing may be why
+    except UserError as error:  # missing data may be the cause
         raise UserError("\n       ".join([f"{error}", *(f"MISSING HERE: {note}" for note in notes)])) from None
     if feeds:
         check_fit(settings, feeds, network, loss)
@@ -90,14 +90,14 @@ def _build(settings: TrainSettings) -> Preview:
 
 
 def _options_by_data(settings: TrainSettings, feeds: Feeds | None) -> dict[str, Any]:
-    """Arguments for the network's factory that the data decide; without a text, by what is asked of it."""
+    """Arguments for the network's factory that depend on the data; without the text, from its settings."""
     if feeds:
         return feeds.network_options
     return {"vocab_size": settings.data.vocabulary} if settings.data.name == "text" else {}
 
 
 def _steps_per_epoch(settings: TrainSettings, feeds: Feeds | None) -> int | None:
-    """Steps an epoch, by the data or else by the set's published size."""
+    """Steps per epoch, from the data or from the data set's published size; None if neither is known."""
     if feeds:
         return count_steps(settings, len(feeds.train))
     examples = PUBLISHED_SIZES.get(settings.data.name)
@@ -108,7 +108,7 @@ def _steps_per_epoch(settings: TrainSettings, feeds: Feeds | None) -> int | None
 
 
 def _layers(title: str, preview: Preview, curvature: dict[str, int]) -> Table:
-    """Each layer with weights of its own, and its factors where it is captured."""
+    """A table of the layers that have weights, and of their factors if they are captured."""
     captured = {record.name: record for record in getattr(preview.optimizer, "layers", [])}
     table = Table(title=title)
     table.add_column("layer", no_wrap=True)
@@ -131,7 +131,7 @@ def _layers(title: str, preview: Preview, curvature: dict[str, int]) -> Table:
 
 
 def _factors(record: Any) -> list[str]:
-    """Size of each factor, and the blocks that it is cut into."""
+    """Size of each factor, and number and size of its diagonal blocks."""
     sizes = []
     for size, blocks in ((record.a_dim, record.blocks[0]), (record.g_dim, record.blocks[1])):
         sizes.append(f"{size}={blocks[0]}x{blocks[1]}" if blocks else f"{size}")
@@ -139,7 +139,7 @@ def _factors(record: Any) -> list[str]:
 
 
 def _memory(sizes: dict[str, Any]) -> str:
-    """Bytes that stay through a run; what a step needs besides depends on batch and device, and is not known before."""
+    """Memory that a run holds throughout; the activations are unknown before a step runs."""
     parts = {
         "weights": sizes["weights"],
         "optimizer": sizes["optimizer"],
@@ -150,7 +150,7 @@ def _memory(sizes: dict[str, Any]) -> str:
 
 
 def _steps(settings: TrainSettings, per_epoch: int | None) -> str:
-    """How long the run would be."""
+    """Length of the run in steps, and the batch."""
     shape = f"batch {settings.batch_size}"
     if settings.data.ranks > 1:
         shape += f" ({settings.share} on each of {settings.data.ranks} ranks)"
@@ -162,7 +162,7 @@ def _steps(settings: TrainSettings, per_epoch: int | None) -> str:
 
 
 def _files(settings: TrainSettings) -> list[str]:
-    """Where things would go, and what is there now."""
+    """The files that the run would write, and the checkpoint that its folder has now."""
     folder = Path(settings.out)
     lines = [f"{folder}/ for metrics.jsonl, metrics.csv, refreshes.csv, summary.json, {CONFIG}"]
     lines.append(f"{folder / CHECKPOINTS}/ for the newest {settings.keep} checkpoints and the best one")
