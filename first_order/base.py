@@ -11,6 +11,7 @@ from mindspore import Parameter, Tensor, nn, ops
 from mindspore.ops import functional as F
 
 from first_order import checks
+from first_order.cells import set_unregistered
 
 
 class FirstOrder(nn.Optimizer):
@@ -28,18 +29,16 @@ class FirstOrder(nn.Optimizer):
         _check_rate("the learning rate", learning_rate)
         groups = parameter_groups(params)
         # set first: super().__init__() calls _build_single_lr(), which reads it
-        object.__setattr__(self, "_has_float64", any(p.dtype == ms.float64 for p in _parameters(groups)))
+        set_unregistered(self, _has_float64=any(p.dtype == ms.float64 for p in _parameters(groups)))
         supplier = checks.supplier_of("learning_rate", learning_rate, checks.at_least_0)
         super().__init__(supplier() if supplier else learning_rate, groups, weight_decay, loss_scale)
         self.has_float16 = any(p.dtype == ms.float16 for p in self.parameters)
-        object.__setattr__(self, "_suppliers", [])
+        set_unregistered(self, _suppliers=[])
         if supplier:
             if self.is_group_lr:
                 raise ValueError("learning_rate must be a number or a schedule where a group has an lr of its own")
             self._suppliers.append((self.learning_rate, supplier))
-        object.__setattr__(self, "_compiled", None)
-        object.__setattr__(self, "_compiled_for", None)
-        object.__setattr__(self, "_storage", None)
+        set_unregistered(self, _compiled=None, _compiled_for=None, _storage=None)
 
     def _build_single_lr(self, learning_rate: Any, name: str) -> Any:
         """Keep the learning rate in float64 if there are float64 parameters; nn.Optimizer would round it to float32."""
@@ -50,7 +49,7 @@ class FirstOrder(nn.Optimizer):
     def regroup(self, groups: list[dict[str, Any]], learning_rate: Any) -> None:
         """Replace the optimized groups by ``groups`` and create the learning rates anew."""
         supplier = next((read for rate, read in self._suppliers if rate is self.learning_rate), None)
-        object.__setattr__(self, "_has_float64", any(p.dtype == ms.float64 for p in _parameters(groups)))
+        set_unregistered(self, _has_float64=any(p.dtype == ms.float64 for p in _parameters(groups)))
         self.has_float16 = any(p.dtype == ms.float16 for p in _parameters(groups))
         for name in [name for name in self._params if name.startswith("learning_rate")]:
             self._params.pop(name)
@@ -63,7 +62,7 @@ class FirstOrder(nn.Optimizer):
         self._init_group_params(groups, rate, 0.0, False)
         self._init_opt_attrs(rate, groups, 0.0)
         if supplier:
-            object.__setattr__(self, "_suppliers", [(self.learning_rate, supplier)])
+            set_unregistered(self, _suppliers=[(self.learning_rate, supplier)])
 
     # -- hyper-parameters and state ------------------------------------------------------------------------------
 
@@ -123,7 +122,7 @@ class FirstOrder(nn.Optimizer):
             self._compile(layout)
         done = self._compiled(*(part for g in gradients for part in (g if isinstance(g, tuple) else (g,))))
         if self._storage is None:
-            object.__setattr__(self, "_storage", self._addresses())
+            set_unregistered(self, _storage=self._addresses())
         return done
 
     def _compile(self, layout: tuple[bool, ...]) -> None:
@@ -141,9 +140,7 @@ class FirstOrder(nn.Optimizer):
                 at, taken = first + 2, pair + 1
             return cell(gradients + tensors[at:])
 
-        object.__setattr__(self, "_compiled", ms.jit(step))
-        object.__setattr__(self, "_compiled_for", layout)
-        object.__setattr__(self, "_storage", None)
+        set_unregistered(self, _compiled=ms.jit(step), _compiled_for=layout, _storage=None)
 
     def _addresses(self) -> list[int] | None:
         """Storage addresses of all Parameters of the step; None before the first compilation.

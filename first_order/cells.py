@@ -1,10 +1,10 @@
-"""Attributes of a Cell that MindSpore would register, set without that."""
+"""What MindSpore's Cells do not offer: plain attributes past their registration, and their own members."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from mindspore import nn
+from mindspore import Parameter, nn
 
 
 def set_unregistered(cell: nn.Cell, **values: Any) -> None:
@@ -21,3 +21,16 @@ def set_unregistered(cell: nn.Cell, **values: Any) -> None:
 def delete_unregistered(cell: nn.Cell, name: str) -> None:
     """Delete an attribute that :func:`set_unregistered` has set."""
     object.__delattr__(cell, name)
+
+
+def own_members(cell: nn.Cell) -> dict[str, Parameter | nn.Cell | None]:
+    """The Parameters and children of a Cell itself, by the name of the attribute; None where one is empty.
+
+    A new dictionary at every call: a CellList makes another one of its own when a child is deleted.
+    """
+    return {**cell._params, **cell._cells}
+
+
+def own_parameters(cell: nn.Cell) -> list[Parameter]:
+    """The Parameters of a Cell itself, without those of its children."""
+    return [parameter for parameter in cell._params.values() if parameter is not None]

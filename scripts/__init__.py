@@ -1,1 +1,1 @@
-"""Command-line programs: train, quickstart, plot; importable, and runnable as files from the checkout."""
+"""Command-line programs such as train, eval and plot; they can be imported, or run as files from a checkout."""

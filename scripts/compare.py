@@ -26,19 +26,19 @@ from scripts.run_folder.restore import settings_of  # noqa: E402
 from thor.report.metrics_file import Line  # noqa: E402
 from thor.runtime.errors import UserError  # noqa: E402
 
-WIDTH = 120  # of the table where no terminal says how wide it is
+WIDTH = 120  # columns of the table where the output is not a terminal
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a run has come to.
+    """The results of a run.
 
     Attributes:
-        name: Its folder, shortened.
-        optimizer: Its optimizer.
-        key: Name of the metric in its lines.
-        evaluations: Its lines with results of the test set.
-        milliseconds: Median of a step.
+        name: Name of the run's folder, shortened.
+        optimizer: Name of the optimizer.
+        key: Name of the metric in the run's metrics file.
+        evaluations: Lines of the metrics file with results on the test set.
+        milliseconds: Median milliseconds of a step; None if no step is recorded.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Result:
 
     @property
     def higher_is_better(self) -> bool:
-        """True of accuracies."""
+        """True for accuracies."""
         return METRICS_OF_TEST[self.key].higher_is_better
 
     @property
@@ -58,17 +58,17 @@ class Result:
         return max(self.evaluations, key=lambda line: self._goodness(line[self.key]))
 
     def _goodness(self, value: float) -> float:
-        """Grows as the value gets better; one that is no number is the worst."""
+        """A sort key that grows as the value gets better; a value that is not finite is the worst."""
         return (value if self.higher_is_better else -value) if math.isfinite(value) else -math.inf
 
     def reached(self, value: float) -> Line | None:
-        """The first evaluation that is at least as good as a value."""
+        """The first evaluation at least as good as ``value``; None if there is none."""
         sign = 1.0 if self.higher_is_better else -1.0
         return next((line for line in self.evaluations if sign * line[self.key] >= sign * value), None)
 
 
 def read_result(folder: Path, name: str) -> Result:
-    """A run's evaluations, finished or not."""
+    """Read the evaluations of a run, finished or not."""
     lines = read_metrics(folder)
     evaluations = [line for line in lines if line["kind"] in ("epoch", "eval") and "test_loss" in line]
     if not evaluations:
@@ -80,7 +80,7 @@ def read_result(folder: Path, name: str) -> Result:
 
 
 def compare(folders: Sequence[Path]) -> list[Result]:
-    """The results of runs that have one metric in common."""
+    """Read the results of several runs; UserError if they have different metrics."""
     results = [read_result(folder, name) for folder, name in zip(folders, short_names(folders), strict=True)]
     keys = {result.key for result in results}
     if len(keys) > 1:
@@ -89,7 +89,7 @@ def compare(folders: Sequence[Path]) -> list[Result]:
 
 
 def table(results: Sequence[Result]) -> Table:
-    """One row a run; the goal is what every run has reached that has a number at all."""
+    """A table with one row per run; its goal is the worst of the runs' best finite values, which all of these reach."""
     metric = METRICS_OF_TEST[results[0].key]
     reached_by = [value for result in results if math.isfinite(value := result.best[result.key])]
     worst = (min if metric.higher_is_better else max)(reached_by, default=math.nan)
@@ -101,7 +101,7 @@ def table(results: Sequence[Result]) -> Table:
     for result in results:
         last, reached = result.evaluations[-1], result.reached(worst)
         grid.add_row(
-            Text(result.name),  # brackets of a folder's name are no markup
+            Text(result.name),  # brackets in a folder's name are not markup
             result.optimizer,
             metric.shown(result.best[result.key]),
             f"{result.best['epoch']:g}",

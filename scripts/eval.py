@@ -1,7 +1,7 @@
 """Evaluate a run: python scripts/eval.py RUN_FOLDER [--checkpoint best|last|FILE] [--out FILE.json] [--key value ...].
 
-The run's own settings say what network and data there are; any of them can be given anew, such as --data.folder. With
-averaged weights in the checkpoint (ema) these are evaluated, as in training.
+Network and data are those of the run's settings; any setting can be overridden, such as --data.folder. If the
+checkpoint has averaged weights (ema), these are evaluated, as in training.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ os.environ.setdefault("GLOG_v", "3")  # MindSpore: errors only, before it is imp
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from scripts.common.arguments import file_to_write  # noqa: E402
-from scripts.common.errors import run_program, writing  # noqa: E402
+from scripts.common.errors import reporting_write_errors, run_program  # noqa: E402
 from scripts.run_folder.restore import checkpoint_of, settings_of  # noqa: E402
 
 
@@ -35,14 +35,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     from scripts.data.factory import open_feeds
     from scripts.run_folder.checkpoints import load_network
-    from scripts.run_folder.class_names_file import check_classes
-    from scripts.run_folder.vocabulary_file import words_of
+    from scripts.run_folder.class_names_file import check_class_names
+    from scripts.run_folder.vocabulary_file import load_vocabulary
     from scripts.training.build import build, make_convolutions_fast
     from scripts.training.check_shapes import check_fit
     from scripts.training.evaluation import Evaluator
 
-    parts = build(settings, open_feeds(settings, words_of(options.folder)))
-    check_classes(options.folder, parts.feeds)
+    parts = build(settings, open_feeds(settings, load_vocabulary(options.folder)))
+    check_class_names(options.folder, parts.feeds)
     check_fit(settings, parts.feeds, parts.network, parts.loss)
     weights = load_network(path, parts.network)
     make_convolutions_fast(parts.network)
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"  {parts.feeds.unreadable()} unreadable images were left out")
     if options.out:
         results = {"checkpoint": str(path), "weights": weights, "count": scores.count, **scores.named()}
-        with writing(options.out, "the results are above"):
+        with reporting_write_errors(options.out, "the results are above"):
             options.out.write_text(json.dumps(results, indent=1) + "\n")
     return 0
 

@@ -2,7 +2,7 @@
 
 MindIR is MindSpore's own format, for MindSpore, MindSpore Lite and its serving. ONNX works for networks whose operators
 MindSpore can translate; for others the error says so, and MindIR remains. The file takes batches of --batch examples.
-With more than 1 GiB of weights it becomes NAME_graph.mindir, which is what to load, and beside it NAME_variables/.
+With more than 1 GiB of weights there are two outputs: NAME_graph.mindir, the file to load, and NAME_variables/.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ os.environ.setdefault("GLOG_v", "3")  # MindSpore: errors only, before it is imp
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from scripts.common.arguments import file_to_write  # noqa: E402
-from scripts.common.errors import run_program, writing  # noqa: E402
+from scripts.common.errors import reporting_write_errors, run_program  # noqa: E402
 from scripts.run_folder.restore import checkpoint_of, settings_of  # noqa: E402
 from scripts.settings.train_settings import TrainSettings  # noqa: E402
 from thor.runtime.errors import UserError  # noqa: E402
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     out = options.out or options.folder / f"network{ENDINGS[options.format]}"
     if out.suffix != ENDINGS[options.format]:
         raise UserError(f"--out {out}: must end with {ENDINGS[options.format]}, MindSpore would add it")
-    with writing(out, "nothing is exported"):
+    with reporting_write_errors(out, "nothing is exported"):
         weights, made = export(settings, path, options.format, options.batch, out, options.folder)
     files = [file for place in made for file in (place, *place.rglob("*")) if file.is_file()]
     size = sum(file.stat().st_size for file in files) / 2**20
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def export(
     settings: TrainSettings, checkpoint: Path, form: str, batch: int, out: Path, run: Path
 ) -> tuple[str, list[Path]]:  # fmt: skip
-    """Write the network with a checkpoint's weights; which weights these are, and what was made once it is complete."""
+    """Write the network with a checkpoint's weights; returns which weights these are, and the paths written."""
     import mindspore as ms
 
     from scripts.run_folder.checkpoints import load_network
@@ -71,12 +71,12 @@ def export(
     weights = load_network(checkpoint, network)
     network.set_train(False)
     with tempfile.TemporaryDirectory(prefix="writing.", dir=out.parent) as name:
-        temporary = Path(name, out.name)  # the final name: a large network's parts find each other by it
+        temporary = Path(name, out.name)  # the final name, by which the parts of a large network refer to each other
         try:
             ms.export(network, *_example(settings, batch), file_name=str(temporary), file_format=form.upper())
         except OSError:
             raise
-        except Exception as error:  # the exporter raises whatever the operator at fault happens to raise
+        except Exception as error:  # the exporter passes on any exception of an operator
             advice = "; --format mindir takes every network" if form == "onnx" else ""
             raise UserError(f"{settings.network} cannot be exported as {form}: {_gist(error)}{advice}") from error
         made = sorted(temporary.parent.iterdir(), key=Path.is_file)  # a folder of weights before the file that needs it
@@ -84,21 +84,21 @@ def export(
 
 
 def _moved(place: Path, folder: Path) -> Path:
-    """Move a file or a folder, in place of an earlier one of its name."""
+    """Move a file or a folder into ``folder``, replacing an earlier one of its name."""
     target = folder / place.name
-    if place.is_dir() and target.is_dir():  # an earlier export's weights, which a folder cannot replace
+    if place.is_dir() and target.is_dir():  # an earlier export's weights: os.replace cannot replace a folder
         shutil.rmtree(target)
     os.replace(place, target)
     return target
 
 
 def _from_data(settings: TrainSettings, run: Path) -> dict[str, Any]:
-    """Arguments of the network that the data decide: a text's number of words, which the run's folder tells."""
+    """Arguments of the network that depend on the data: for text, the size of the run's vocabulary."""
     if settings.data.name != "text":
         return {}
-    from scripts.run_folder.vocabulary_file import words_of
+    from scripts.run_folder.vocabulary_file import load_vocabulary
 
-    words = words_of(run)
+    words = load_vocabulary(run)
     if words is None:
         raise UserError(
             f"{run}: has no vocabulary.json, the word pieces that a network of text was trained with; "
@@ -108,19 +108,19 @@ def _from_data(settings: TrainSettings, run: Path) -> dict[str, Any]:
 
 
 def _example(settings: TrainSettings, batch: int) -> list[Any]:
-    """Inputs of the shapes that the network takes."""
+    """Zero inputs of the shapes that the network takes."""
     import mindspore as ms
     import numpy as np
 
     data = settings.data
-    if data.name == "text":  # token numbers; without positions the network scores every token
+    if data.name == "text":  # without positions as a second input, the network scores every token
         return [ms.Tensor(np.zeros((batch, data.tokens), np.int32))]
     shape = IMAGES.get(data.name, (3, data.size, data.size))
     return [ms.Tensor(np.zeros((batch, *shape), np.float32))]
 
 
 def _gist(error: Exception) -> str:
-    """The first line of an error that says something."""
+    """The first line of an error message that is not empty or a rule."""
     lines = [line.strip() for line in str(error).splitlines()]
     return next((line for line in lines if line and not line.startswith("-")), type(error).__name__)
 

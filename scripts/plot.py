@@ -23,7 +23,7 @@ from matplotlib.lines import Line2D  # noqa: E402
 from matplotlib.ticker import MaxNLocator  # noqa: E402
 
 from scripts.common.arguments import picture_to_write  # noqa: E402
-from scripts.common.errors import run_program, writing  # noqa: E402
+from scripts.common.errors import reporting_write_errors, run_program  # noqa: E402
 from scripts.run_folder.metrics_recorder import METRICS, read_metrics  # noqa: E402
 from thor.runtime.errors import UserError  # noqa: E402
 
@@ -36,18 +36,18 @@ SMOOTHING = 0.7  # share of the past in the running mean of the step losses
 
 
 class Metric(NamedTuple):
-    """How a metric of the test set is shown."""
+    """How a metric of the test set is displayed."""
 
     title: str
     factor: float
     higher_is_better: bool
 
     def shown(self, value: float) -> str:
-        """A value in words."""
+        """Format a value."""
         return f"{value:.2%}" if self.higher_is_better else f"{value:.4g}"
 
 
-# By their names in the lines of a run; a run has one of them.
+# Metrics by their names in a metrics file; a run has one of them.
 METRICS_OF_TEST = {
     "test_accuracy": Metric("Test accuracy, %", 100.0, True),
     "test_error": Metric("Test squared error an image", 1.0, False),
@@ -55,12 +55,12 @@ METRICS_OF_TEST = {
 
 
 def plot(folders: Sequence[Path], path: Path) -> None:
-    """Loss and accuracy over epochs and over seconds; below, each layer's trace with its refresh decisions."""
+    """Draw loss and test metric over epochs and seconds; below, the layers' traces with their refresh decisions."""
     runs = {name: read_metrics(folder) for name, folder in zip(short_names(folders), folders, strict=True)}
     empty = [str(folder / METRICS) for folder, lines in zip(folders, runs.values(), strict=True) if not lines]
     if empty:
         raise UserError(f"{', '.join(empty)}: missing, or without a complete line")
-    refreshed = {name: lines for name, lines in runs.items() if _of(lines, "refresh")}
+    refreshed = {name: lines for name, lines in runs.items() if _lines_of_kind(lines, "refresh")}
     rows = 2 + len(refreshed)
     figure = pyplot.figure(figsize=(11, 3.6 * rows), layout="constrained")
     grid = figure.add_gridspec(rows, 2)
@@ -68,20 +68,20 @@ def plot(folders: Sequence[Path], path: Path) -> None:
         _losses(figure.add_subplot(grid[0, column]), runs, x, label)
         _scores(figure.add_subplot(grid[1, column]), runs, x, label)
     for row, (name, lines) in enumerate(refreshed.items(), start=2):
-        _traces(figure.add_subplot(grid[row, :]), name, _of(lines, "refresh"))
+        _traces(figure.add_subplot(grid[row, :]), name, _lines_of_kind(lines, "refresh"))
     _save(figure, path)
 
 
 def _save(figure: Figure, path: Path) -> None:
-    """The finished picture, in its file."""
-    with writing(path, "the runs are as they were"):
+    """Write a figure to a file and close it."""
+    with reporting_write_errors(path, "the runs are as they were"):
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=130)
     pyplot.close(figure)
 
 
 def short_names(folders: Sequence[Path]) -> list[str]:
-    """Folders without what all of them begin with."""
+    """Names of the folders, relative to their common parent; UserError if a folder is given twice."""
     whole = [folder.resolve() for folder in folders]
     if len(set(whole)) < len(whole):
         raise UserError("a run is given twice")
@@ -89,14 +89,14 @@ def short_names(folders: Sequence[Path]) -> list[str]:
     return [os.path.relpath(path, common) for path in whole]
 
 
-def _of(lines: Lines, kind: str) -> Lines:
+def _lines_of_kind(lines: Lines, kind: str) -> Lines:
     return [line for line in lines if line["kind"] == kind]
 
 
 def _losses(axes: Axes, runs: dict[str, Lines], x: str, label: str) -> None:
-    """Training loss (running mean of single batches)."""
+    """Draw the training loss, a running mean over batches."""
     for number, (name, lines) in enumerate(runs.items()):
-        steps = _of(lines, "step")
+        steps = _lines_of_kind(lines, "step")
         losses = _smoothed([line["loss"] for line in steps])
         axes.plot([line[x] for line in steps], losses, STYLES[number % 4], label=_shown(name), linewidth=1.6)
     axes.set_yscale("log")
@@ -105,7 +105,7 @@ def _losses(axes: Axes, runs: dict[str, Lines], x: str, label: str) -> None:
 
 
 def _smoothed(values: Sequence[float]) -> list[float]:
-    """A running mean, unbiased at its beginning; a value that is no number, of a skipped step, has no share in it."""
+    """A running mean with bias correction; values that are not finite, from skipped steps, are left out."""
     total, weight, means = 0.0, 0.0, []
     for value in values:
         if math.isfinite(value):
@@ -116,12 +116,12 @@ def _smoothed(values: Sequence[float]) -> list[float]:
 
 
 def _evaluations(lines: Lines) -> Lines:
-    """The lines with results of the test set."""
+    """Lines with results on the test set."""
     return [line for line in lines if line["kind"] in ("epoch", "eval") and "test_loss" in line]
 
 
 def _metric_of(runs: dict[str, Lines]) -> str:
-    """The one metric of the runs that were evaluated; accuracy where none was yet."""
+    """The metric that the runs have in common; accuracy if none is evaluated, UserError if they differ."""
     found: dict[str, str] = {}
     for name, lines in runs.items():
         own = next((key for key in METRICS_OF_TEST if any(key in line for line in _evaluations(lines))), None)
@@ -134,12 +134,12 @@ def _metric_of(runs: dict[str, Lines]) -> str:
 
 
 def _shown(name: str) -> str:
-    """A name as a legend takes it: matplotlib leaves out what begins with an underscore."""
+    """A name for a legend, from which matplotlib drops names that begin with an underscore."""
     return f" {name}" if name.startswith("_") else name
 
 
 def _scores(axes: Axes, runs: dict[str, Lines], x: str, label: str) -> None:
-    """Test accuracy, or the squared error of a reconstruction, after each evaluation."""
+    """Draw the test accuracy, or the squared error of a reconstruction, at each evaluation."""
     key = _metric_of(runs)
     metric = METRICS_OF_TEST[key]
     for number, (name, lines) in enumerate(runs.items()):
@@ -154,7 +154,7 @@ def _scores(axes: Axes, runs: dict[str, Lines], x: str, label: str) -> None:
 
 
 def draw_scores(runs: dict[str, Lines], path: Path) -> None:
-    """The metric of the test set over epochs and over seconds, side by side."""
+    """Draw the metric of the test set over epochs and over seconds, side by side."""
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(12, 4.6), layout="constrained")
     for axes, (x, label) in zip((left, right), X_AXES, strict=True):
         _scores(axes, runs, x, label)
@@ -162,7 +162,7 @@ def draw_scores(runs: dict[str, Lines], path: Path) -> None:
 
 
 def _traces(axes: Axes, name: str, decisions: Lines) -> None:
-    """Trace of each layer over steps; a mark says what was decided."""
+    """Draw the trace of each layer over steps, with a mark for each refresh decision."""
     layers = list(dict.fromkeys(line["layer"] for line in decisions))
     colours = pyplot.get_cmap("tab10" if len(layers) <= 10 else "viridis", max(len(layers), 10))
     for number, layer in enumerate(layers):
@@ -191,7 +191,7 @@ def _traces(axes: Axes, name: str, decisions: Lines) -> None:
 
 
 def _tidy(axes: Axes) -> None:
-    """Grid, and a legend where it hides least."""
+    """Add a grid and a legend."""
     axes.grid(alpha=0.3, which="both")
     axes.legend(fontsize=10, loc="best")
 

@@ -1,7 +1,7 @@
 """THOR and Momentum side by side: the same network, initial weights and batch order; a table and a picture.
 
-python scripts/quickstart.py [--key value ...]; the settings go to both runs (but --out, the folder of everything).
-Both begin anew each time; what an earlier quickstart has left in that folder is removed.
+python scripts/quickstart.py [--key value ...]; the settings apply to both runs, and --out is the folder of both.
+Both start anew each time, and remove the results of an earlier quickstart in that folder.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PICTURE = "curves.png"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run both, then show what came of it."""
+    """Train with both optimizers, then show their results."""
     parser = argparse.ArgumentParser(
         prog="quickstart.py",
         description=__doc__,
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def table(summaries: Sequence[dict[str, Any]]) -> Table:
-    """Results of the runs, one column each."""
+    """A table of the results, with one column per run."""
     from scripts.plot import METRICS_OF_TEST
 
     lines = [line for summary in summaries for line in summary["epochs"]]
@@ -93,12 +93,12 @@ def table(summaries: Sequence[dict[str, Any]]) -> Table:
 
 
 def _value(epochs: Sequence[dict[str, Any]], number: int, key: str) -> float | None:
-    """A value of the test set after an epoch, where it was measured."""
+    """The test value ``key`` after an epoch; None if it was not measured."""
     return epochs[number].get(key) if number < len(epochs) else None
 
 
 def _summary(folder: Path) -> dict[str, Any]:
-    """A run's summary.json."""
+    """Read summary.json of a run."""
     summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
     return summary
 

@@ -1,12 +1,12 @@
 """Train a network: python scripts/train.py --config scripts/config/NAME.yaml [--key value ...] [--resume].
 
-Any setting can be given as --key value, those of a block with a dot: --optimizer adam --adam.learning_rate 3e-4.
-A run leaves config.yaml, metrics.jsonl (and as CSV), summary.json and its checkpoints in the folder --out. Ctrl-C,
-SIGTERM or a file called `stop` in that folder ends it after the step under way, with a checkpoint and the status 130,
-or 3 by the file; --resume goes on from the last one, to the same numbers as without the break. --resume auto does so if
-there is a checkpoint and starts otherwise: the one command for a job that may be killed and started again. With
-neither, a folder that has a checkpoint is refused, but for --overwrite, which removes what is there. --dry-run says
-what would happen.
+Any setting can be given as --key value, those of a section with a dot: --optimizer adam --adam.learning_rate 3e-4.
+A run writes config.yaml, metrics.jsonl (and as CSV), summary.json and its checkpoints to the folder --out. Ctrl-C,
+SIGTERM or a file called `stop` in that folder ends it after the current step, with a checkpoint and the status 130, or
+3 by the file. --resume continues from the last checkpoint, to the same numbers as without the break. --resume auto
+starts a new run if there is no checkpoint: the one command for a job that may be killed and started again. Without
+--resume, a folder that has a checkpoint is refused, unless --overwrite is given, which removes it. --dry-run shows what
+would be trained.
 Under msrun (scripts/cluster/launch.py starts it) the processes share each batch and train as one.
 """
 
@@ -22,13 +22,13 @@ os.environ.setdefault("GLOG_v", "3")  # MindSpore: errors only, before it is imp
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from scripts.common.errors import INTERRUPTED, STOPPED, run_program  # noqa: E402
-from scripts.run_folder.stop_request import ended_by_file  # noqa: E402
+from scripts.run_folder.stop_request import stopped_by_file  # noqa: E402
 from scripts.settings.yaml_config import load_config  # noqa: E402
 from thor.runtime.errors import UserError  # noqa: E402
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the program; its exit status is 130 where a signal has ended it early, 3 where the stop file has."""
+    """Run the program; the exit status is 130 if a signal has ended it early, 3 if the stop file has."""
     options, overrides = _parser().parse_known_args(arguments)
     if options.config is None and not overrides:
         raise UserError("--config is needed, such as --config scripts/config/quickstart_thor.yaml (--help tells more)")
@@ -51,17 +51,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if run.ranks.leads:
         again = f"--config {run.folder / CONFIG} --resume"
         print(f"ended after step {run.position.step}; checkpoint saved. To go on:")
-        if run.ranks.count > 1:  # by itself, one process would take the whole batch
+        if run.ranks.count > 1:  # a single process would take the complete batch
             print(f"  the same job, with  -- {again}  for its processes (scripts/cluster/launch.py)")
         else:
             print(f"  python scripts/train.py {again}")
-    # Every rank tells the same: its launcher may be another host's, which knows neither the file nor the signal.
-    stopped = run.ranks.total([run.ranks.leads and ended_by_file(run.folder)])[0] > 0
+    # All ranks return the same status: the launcher of another host sees neither the file nor the signal.
+    stopped = run.ranks.total([run.ranks.leads and stopped_by_file(run.folder)])[0] > 0
     return STOPPED if stopped else INTERRUPTED
 
 
 def _parser() -> argparse.ArgumentParser:
-    """The options that are no settings."""
+    """The parser of the options that are not settings."""
     parser = argparse.ArgumentParser(
         prog="train.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )

@@ -1,7 +1,7 @@
 """Checkpoints, profiles and run folders that version 0.1.0 wrote load as they are, and training goes on from them.
 
-The files in tests/earlier_files hold tiny networks of tests/support. Losses and weights behind the checkpoints are those
-of 0.1.0 itself; another processor may round them differently, so that they are compared within float32's rounding.
+The files in tests/earlier_files hold tiny networks of tests/support. The losses and weights that follow the checkpoints
+are those of 0.1.0 itself; another processor may round them differently: they are compared within float32's rounding.
 """
 
 import json

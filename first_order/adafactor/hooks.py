@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Any
 
+from first_order.cells import set_unregistered
+
 
 class RemovableHandle:
     """The handle of a registered hook; it removes the hook, also as a context manager."""
@@ -63,7 +65,7 @@ class HookedOptimizer:
 
     def _make_hooks(self) -> None:
         for place in ("step_pre", "step_post", "save_pre", "save_post", "load_pre", "load_post"):
-            object.__setattr__(self, f"_{place}_hooks", Hooks())
+            set_unregistered(self, **{f"_{place}_hooks": Hooks()})
 
     def register_step_pre_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
         """hook(optimizer, args, kwargs) before each step; it may return new (args, kwargs)."""

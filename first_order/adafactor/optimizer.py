@@ -20,6 +20,7 @@ from first_order.adafactor.factored_moments import Reductions, adafactor_step, m
 from first_order.adafactor.hooks import HookedOptimizer
 from first_order.adafactor.param_groups import ParamGroup, read_options, split_group, split_groups, with_rate
 from first_order.base import FirstOrder
+from first_order.cells import set_unregistered
 from first_order.tensors import on_host, scalar, working_type
 
 #: Number of buckets in one loop of the compiled step; a loop over hundreds is too deep for the compiler.
@@ -208,12 +209,7 @@ class Adafactor(HookedOptimizer, FirstOrder):
         if len(splits) > 1:  # a single group uses the optimizer's learning_rate, which THOR writes
             splits = [with_rate(split, lr) for split in splits]
         super().__init__([split.base for split in splits], lr, 0.0, loss_scale)
-        object.__setattr__(self, "_defaults", defaults)
-        object.__setattr__(self, "_lr", lr)
-        object.__setattr__(self, "param_groups", [])
-        object.__setattr__(self, "buckets", [])
-        object.__setattr__(self, "_steps", [])
-        object.__setattr__(self, "_moves", [])
+        set_unregistered(self, _defaults=defaults, _lr=lr, param_groups=[], buckets=[], _steps=[], _moves=[])
         self._make_hooks()
         for split in splits:
             if split.members:
@@ -255,12 +251,12 @@ class Adafactor(HookedOptimizer, FirstOrder):
 
         ``changes`` counts the calls, so that THOR notices that its own compiled step is out of date.
         """
-        object.__setattr__(self, "changes", getattr(self, "changes", 0) + 1)
+        set_unregistered(self, changes=getattr(self, "changes", 0) + 1)
         self.decays = tuple(Tensor(group["beta2_decay"], self.precision) for group in self.param_groups)
         self.shrinks = tuple(Tensor(group["weight_decay"], self.precision) for group in self.param_groups)
         for move, bucket in zip(self._moves, self.buckets, strict=True):
             move.read(self.param_groups[bucket.group])
-        object.__setattr__(self, "_compiled_for", None)
+        set_unregistered(self, _compiled_for=None)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of Parameters with its own options; its first step is step 1.

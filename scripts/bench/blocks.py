@@ -36,7 +36,7 @@ from models.autoencoder import autoencoder
 from models.smallconv import smallconv
 from scripts.bench.step import first_order_step, reconstruction
 from scripts.common.arguments import count, seed
-from scripts.common.atomic_write import write_whole
+from scripts.common.atomic_write import write_atomically
 from scripts.data import fashion_mnist
 from thor.factors.blocks import SPLITS
 from thor.profile.measure import Task, measure
@@ -253,7 +253,7 @@ def main() -> None:
                 found[0].save(arguments.out / f"{arguments.task}-profile.json")
 
         results[name] = train(name, work, data, arguments.epochs, arguments.seed, after_first)
-        write_whole(path, json.dumps(report, indent=2))
+        write_atomically(path, json.dumps(report, indent=2))
     heads = "".join(f"{'epoch ' + str(e + 1):>10}" for e in range(arguments.epochs))
     print(f"{work.metric:18}{'s/epoch':>9}{'ms/refresh':>12}{heads}")
     for name, result in results.items():
@@ -266,7 +266,7 @@ def main() -> None:
         report["rank_correlations"] = predictions(found[0], results, 1.0 if work.metric == "test accuracy" else -1.0)
         for measure_name, value in report["rank_correlations"].items():
             print(f"rank correlation with training: {measure_name:28}{value:6.2f}")
-        write_whole(path, json.dumps(report, indent=2))
+        write_atomically(path, json.dumps(report, indent=2))
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ from rich.table import Table
 import thor
 from scripts.bench.step import CLASSIFIERS, ThorPhases, first_order_step, network
 from scripts.cluster.msrun import run_here
-from scripts.common.atomic_write import write_whole
+from scripts.common.atomic_write import write_atomically
 from scripts.common.errors import run_program
 from thor.runtime.errors import UserError
 
@@ -174,13 +174,13 @@ def main() -> int:
             lines.append(run_job(arguments, ranks, strategy))
             times = ", ".join(f"{kind} {value:.0f} ms" for kind, value in lines[-1]["ms"].items())
             console.print(f"{ranks} processes, {strategy}: {times}", markup=False, highlight=False, soft_wrap=True)
-            write_whole(arguments.out, json.dumps(about | {"jobs": lines}, indent=1))
+            write_atomically(arguments.out, json.dumps(about | {"jobs": lines}, indent=1))
     console.print(table(lines))
     for ranks in arguments.processes:
         path = arguments.out.with_name(f"{arguments.out.stem}-{ranks}.json")
         own = {line["strategy"]: line for line in lines if line["devices"] == ranks}
         apart = own.pop(APART, None)
-        write_whole(path, json.dumps([_for_plan(line) for line in own.values()], indent=1))
+        write_atomically(path, json.dumps([_for_plan(line) for line in own.values()], indent=1))
         if apart is not None:
             console.print(_for_plan_command(apart, path), markup=False, highlight=False, soft_wrap=True)
     console.print(f"wrote {arguments.out}", markup=False, highlight=False)

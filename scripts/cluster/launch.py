@@ -33,8 +33,8 @@ import typer  # noqa: E402
 from scripts.cluster.msrun import LOCAL, ROOT, Job, free_port  # noqa: E402
 from scripts.cluster.watch import Attempt, Limits, Outcome  # noqa: E402
 from scripts.common.errors import run_program  # noqa: E402
-from scripts.run_folder.folder_lock import occupied  # noqa: E402
-from scripts.run_folder.stop_request import answering  # noqa: E402
+from scripts.run_folder.folder_lock import folder_lock  # noqa: E402
+from scripts.run_folder.stop_request import handling_signals  # noqa: E402
 from thor.runtime.errors import UserError  # noqa: E402
 
 TRAIN = ROOT / "scripts" / "train.py"
@@ -87,7 +87,7 @@ def launch(
         typer.echo(shell_command(job(0)))
         return
     limits = Limits(hang=hang_seconds, start=start_seconds, grace=grace_seconds)
-    with occupied(log_dir, True, "--log-dir"), counting_requests() as asked:
+    with folder_lock(log_dir, True, "--log-dir"), counting_requests() as asked:
         begun = False
         for attempt in range(restarts + 1):
             trial = Attempt(job(attempt, begun), limits, lambda: len(asked))
@@ -133,7 +133,7 @@ def counting_requests() -> Iterator[Sequence[int]]:
     def note(number: int, frame: FrameType | None) -> None:
         seen.append(number)
 
-    with answering(note):
+    with handling_signals(note):
         yield seen
 
 

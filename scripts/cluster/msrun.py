@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from scripts.common.cpu_cores import share_of_cores
+from scripts.common.cpu_cores import thread_limit
 from thor.runtime.errors import UserError
 
 LOCAL = "127.0.0.1"
@@ -95,7 +95,7 @@ class Job:
         modules = [str(ROOT), *([base["PYTHONPATH"]] if base.get("PYTHONPATH") else [])]
         limits = {name: str(self.timeout) for name in ("HCCL_CONNECT_TIMEOUT", "HCCL_EXEC_TIMEOUT")}
         own = {"PATH": os.pathsep.join(paths), "PYTHONPATH": os.pathsep.join(modules)}
-        return {"GLOG_v": "3", **share_of_cores(self.devices), **limits, **base, **own}
+        return {"GLOG_v": "3", **thread_limit(self.devices), **limits, **base, **own}
 
 
 def free_port() -> int:

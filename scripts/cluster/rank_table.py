@@ -25,8 +25,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import typer  # noqa: E402
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator  # noqa: E402
 
-from scripts.common.atomic_write import write_whole  # noqa: E402
-from scripts.common.errors import run_program, writing  # noqa: E402
+from scripts.common.atomic_write import write_atomically  # noqa: E402
+from scripts.common.errors import reporting_write_errors, run_program  # noqa: E402
 from thor.runtime.errors import UserError  # noqa: E402
 from thor.runtime.json_files import parse  # noqa: E402
 
@@ -191,9 +191,9 @@ def make_command(
 ) -> None:
     """Write a table."""
     table = make([parse_host(text) for text in host])
-    with writing(out, "there is no table yet"):
+    with reporting_write_errors(out, "there is no table yet"):
         out.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(out, json.dumps(table.model_dump(), indent=1) + "\n")
+        write_atomically(out, json.dumps(table.model_dump(), indent=1) + "\n")
     typer.echo(f"wrote {out}: {len(table.server_list)} servers, {len(table.devices)} ranks")
 
 

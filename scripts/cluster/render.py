@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import typer  # noqa: E402
 
 from scripts.cluster.msrun import ROOT  # noqa: E402
-from scripts.common.errors import run_program, writing  # noqa: E402
+from scripts.common.errors import reporting_write_errors, run_program  # noqa: E402
 from thor.runtime.errors import UserError  # noqa: E402
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -131,7 +131,7 @@ def _write(text: str, file: Path | None) -> None:
     if file is None:
         typer.echo(text, nl=False)
     else:
-        with writing(file, "there is no job file yet"):
+        with reporting_write_errors(file, "there is no job file yet"):
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text)
 

@@ -1,1 +1,1 @@
-"""What all programs share: arguments, errors, files that are written whole, cores and memory."""
+"""Helpers shared by all programs: argument types, errors, atomic file writes, CPU cores and memory."""

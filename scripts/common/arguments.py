@@ -1,4 +1,4 @@
-"""Types of command-line arguments that more than one script has: what is wrong is said before anything is measured."""
+"""Types of command-line arguments that several programs share; they refuse invalid values at the start."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ PICTURES = (".jpg", ".pdf", ".png", ".svg")
 
 
 def count(text: str) -> int:
-    """A whole number of at least 1."""
-    value = _whole(text)
+    """Parse an integer of at least 1."""
+    value = _integer(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, but got {value}")
     return value
 
 
 def seed(text: str) -> int:
-    """A number that random generators start from, NumPy's with its 32 bits among them."""
-    value = _whole(text)
+    """Parse a random seed: an integer of 32 bits, which is the limit of NumPy's generators."""
+    value = _integer(text)
     if not 0 <= value < 2**32:
         raise argparse.ArgumentTypeError(f"must be 0 to {2**32 - 1}, but got {value}")
     return value
 
 
-def _whole(text: str) -> int:
+def _integer(text: str) -> int:
     try:
         return int(text)
     except ValueError:
@@ -32,14 +32,14 @@ def _whole(text: str) -> int:
 
 
 def picture_to_write(text: str) -> Path:
-    """A picture's path, of a kind that its ending names; its folder is made at once."""
+    """Parse the path of a picture to write, with one of the suffixes PICTURES; creates its folder."""
     if Path(text).suffix.lower() not in PICTURES:
         raise argparse.ArgumentTypeError(f"must end with {', '.join(PICTURES)}, but got {text!r}")
     return file_to_write(text)
 
 
 def file_to_write(text: str) -> Path:
-    """A file's path; its folder is made at once."""
+    """Parse the path of a file to write; creates its folder."""
     path = Path(text)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Files that have their names only once complete: a kill or a full disk leaves what was there before."""
+"""Atomic file writes: after a kill or on a full disk, the file has its previous content."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import Any
 
 
-def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file. The temporary name is the process's own, since several may write the same file of a cache."""
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Write a file under a temporary name, then rename it.
+
+    The temporary name has the process id: several processes may write the same file of a cache.
+    """
     temporary = path.with_name(f"writing.{path.name}.{os.getpid()}")
     try:
         if isinstance(content, str):
@@ -18,10 +21,10 @@ def write_whole(path: Path, content: str | bytes) -> None:
             temporary.write_bytes(content)
         os.replace(temporary, path)
     finally:
-        temporary.unlink(missing_ok=True)  # what is half written takes room that the disk may lack
+        temporary.unlink(missing_ok=True)  # an incomplete file takes room that the disk may lack
 
 
 def write_results(path: Path | None, results: Any) -> None:
-    """Write what a benchmark has measured so far, if it is to be kept: an interrupt loses what is under way alone."""
+    """Write a benchmark's results so far as JSON; nothing if ``path`` is None. Call it after each measurement."""
     if path is not None:
-        write_whole(path, json.dumps(results, indent=2))
+        write_atomically(path, json.dumps(results, indent=2))

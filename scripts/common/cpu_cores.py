@@ -1,4 +1,4 @@
-"""This machine's cores, and how processes that run at once share them."""
+"""The CPU cores of this machine, and how concurrent processes share them."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import os
 from collections.abc import Callable, Sequence
 
 
-def share_of_cores(processes: int) -> dict[str, str]:
-    """The environment in which so many processes at once do not take each other's cores."""
-    return {"OMP_NUM_THREADS": str(max(1, own_cores() // processes))}
+def thread_limit(processes: int) -> dict[str, str]:
+    """Environment that limits the threads of each of so many concurrent processes to its share of the cores."""
+    return {"OMP_NUM_THREADS": str(max(1, available_cores() // processes))}
 
 
-def cores_apart(processes: int) -> list[set[int]]:
-    """A set of cores for each of so many processes; empty where there are too few, or the system binds none."""
+def disjoint_cores(processes: int) -> list[set[int]]:
+    """Disjoint sets of cores, one per process; empty if there are too few cores or the system has no CPU affinity."""
     if not hasattr(os, "sched_setaffinity"):
         return []
-    cores, each = sorted(os.sched_getaffinity(0)), own_cores() // processes
+    cores, each = sorted(os.sched_getaffinity(0)), available_cores() // processes
     return [set(cores[index * each : (index + 1) * each]) for index in range(processes)] if each else []
 
 
-def bind_to_next(apart: Sequence[set[int]]) -> Callable[[], None]:
-    """What each thread of a pool calls first: it, and so every process that it starts, gets the next set of cores.
+def core_binder(apart: Sequence[set[int]]) -> Callable[[], None]:
+    """An initializer for a thread pool that binds each thread, and the processes it starts, to the next set of cores.
 
-    With the threads' number alone, two trainings still meet on one core while another idles.
+    A limit on the number of threads is not enough: two trainings could share one core while another is idle.
     """
     left = iter(apart)
 
@@ -34,8 +34,8 @@ def bind_to_next(apart: Sequence[set[int]]) -> Callable[[], None]:
     return bind
 
 
-def own_cores() -> int:
-    """Cores that this process may use: under Slurm or taskset not all that the host has."""
+def available_cores() -> int:
+    """Number of cores that this process may use: under Slurm or taskset fewer than the host has."""
     if hasattr(os, "sched_getaffinity"):  # on Linux
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

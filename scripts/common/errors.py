@@ -1,4 +1,4 @@
-"""The one error that a user is meant to see."""
+"""Exit statuses, and how errors that a user can fix are reported."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from pathlib import Path
 from thor.runtime.errors import UserError
 
 USAGE_ERROR = 2
-STOPPED = 3  # ended early by the file `stop` in its folder: whoever starts it again by itself would undo that
-INTERRUPTED = 130  # ended early by a signal, as a shell has it for Ctrl-C
+STOPPED = 3  # ended early by the file `stop` in the run's folder: a launcher must not restart it
+INTERRUPTED = 130  # ended early by a signal; the status that shells use for Ctrl-C
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextmanager
-def writing(path: Path, lost: str) -> Iterator[None]:
-    """Around what writes a file: a full disk or a wrong path is the user's to mend, and no reason for a traceback.
+def reporting_write_errors(path: Path, lost: str) -> Iterator[None]:
+    """Convert an OSError of the enclosed block to a UserError: the user can fix a full disk or a wrong path.
 
     Args:
-        path: The file, or the folder that it goes to.
-        lost: What is not there now, and what is.
+        path: The file that is written, or its folder.
+        lost: For the message: what is not saved, and what still is.
     """
     try:
         yield
@@ -33,7 +33,7 @@ def writing(path: Path, lost: str) -> Iterator[None]:
 
 
 def run_program(main: Callable[[], int]) -> None:
-    """Run a program to its exit status; a UserError becomes `error: ...` on standard error and status 2."""
+    """Run a program and exit with its status; a UserError is printed as `error: ...` and gives status 2."""
     try:
         status = main()
     except UserError as error:

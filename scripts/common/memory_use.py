@@ -1,4 +1,4 @@
-"""How much memory a run holds, by what it is for."""
+"""Memory use of a run, by purpose."""
 
 from __future__ import annotations
 
@@ -11,13 +11,17 @@ from mindspore import nn
 
 
 def memory(network: nn.Cell, optimizer: nn.Cell, average: nn.Cell | None = None, peak: int = 0) -> dict[str, Any]:
-    """Bytes of the weights, of the optimizer's state, of thor.THOR's curvature per layer, and the process's peak.
+    """Bytes of the weights, the optimizer's state, the weight average, and thor.THOR's curvature; and the peak.
 
-    ``peak`` is that of the processes before, where a run was resumed.
+    Args:
+        network: Its weights are counted once, not as part of the optimizer.
+        optimizer: Any optimizer; "curvature" is empty unless it is a thor.THOR.
+        average: The running average of the weights, if there is one.
+        peak: Peak memory of the run's earlier processes, for a resumed run.
     """
     weights = {id(parameter): parameter.nbytes for parameter in network.get_parameters()}
     state = sum(p.nbytes for p in optimizer.get_parameters() if id(p) not in weights)
-    layers: dict[str, int] = optimizer.memory() if hasattr(optimizer, "layers") else {}  # thor.THOR alone
+    layers: dict[str, int] = optimizer.memory() if hasattr(optimizer, "layers") else {}  # only thor.THOR
     return {
         "weights": sum(weights.values()),
         "optimizer": state,
@@ -28,7 +32,7 @@ def memory(network: nn.Cell, optimizer: nn.Cell, average: nn.Cell | None = None,
 
 
 def peak_memory() -> int:
-    """The most bytes of memory that this process has held; on Linux without what the process that started it held."""
+    """Peak resident memory of this process, in bytes; on Linux without the peak that it inherits from its parent."""
     with suppress(OSError, ValueError, IndexError):
         return int(Path("/proc/self/status").read_text(encoding="ascii").split("VmHWM:")[1].split()[0]) * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -34,14 +34,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from rich.console import Console  # noqa: E402
 
-from scripts.common.atomic_write import write_whole  # noqa: E402
-from scripts.common.cpu_cores import bind_to_next, cores_apart, share_of_cores  # noqa: E402
+from scripts.common.atomic_write import write_atomically  # noqa: E402
+from scripts.common.cpu_cores import core_binder, disjoint_cores, thread_limit  # noqa: E402
 from scripts.common.errors import INTERRUPTED, STOPPED, run_program  # noqa: E402
 from scripts.convergence import picture, results, search  # noqa: E402
 from scripts.convergence.pace import Pace  # noqa: E402
 from scripts.convergence.results import NoTargetError, Outcome  # noqa: E402
 from scripts.convergence.tasks import TASKS, Contender, Task  # noqa: E402
-from scripts.run_folder.stop_request import answering  # noqa: E402
+from scripts.run_folder.stop_request import handling_signals  # noqa: E402
 from scripts.settings.train_settings import TrainSettings  # noqa: E402
 from scripts.settings.yaml_config import differences, load_config, save_config, validate  # noqa: E402
 from scripts.training.loop import CONFIG  # noqa: E402
@@ -84,8 +84,8 @@ class Bench:
 
     def run_all(self, runs: Sequence[Run]) -> list[Outcome | None]:
         """Do runs, ``jobs`` of them at a time, each in its own process on its own cores."""
-        self.share = share_of_cores(self.jobs) if self.jobs > 1 else {}
-        with ThreadPoolExecutor(self.jobs, initializer=bind_to_next(cores_apart(self.jobs))) as pool:
+        self.share = thread_limit(self.jobs) if self.jobs > 1 else {}
+        with ThreadPoolExecutor(self.jobs, initializer=core_binder(disjoint_cores(self.jobs))) as pool:
             try:
                 return list(pool.map(lambda each: self.run(*each), runs))
             except (EndedEarlyError, UserError) as raised:  # of the first failed run in order, not in time
@@ -149,7 +149,7 @@ class Bench:
                 for index, (trial, value) in enumerate(zip(drawn[each.name], values, strict=True))
             ]
             path = self.folder / each.name / TRIALS
-            write_whole(path, "".join(json.dumps(line) + "\n" for line in log))
+            write_atomically(path, "".join(json.dumps(line) + "\n" for line in log))
             tuned[each.name] = drawn[each.name][results.first_of_best(self.task, values)]
         return tuned
 
@@ -185,13 +185,13 @@ class Bench:
         rows = results.rows(self.task, outcomes, broken, setter, target)
         text = picture.markdown(self.task, rows, broken, setter, target)
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
-        write_whole(self.folder / "results.md", text + "\n")
+        write_atomically(self.folder / "results.md", text + "\n")
         about = {
             "task": self.task.name, "epochs": self.epochs, "trials": self.trials_done(), "seeds": list(seeds),
             "jobs": self.jobs or None, "target": target, "set_by": setter, "broken": broken,
             "rows": [asdict(row) for row in rows],
         }  # fmt: skip
-        write_whole(self.folder / "results.json", json.dumps(about, indent=1) + "\n")
+        write_atomically(self.folder / "results.json", json.dumps(about, indent=1) + "\n")
         picture.draw(self.task, outcomes, target, self.folder / "results.png")
         self.console.print(f"picture: {self.folder / 'results.png'}", markup=False, highlight=False, soft_wrap=True)
 
@@ -278,7 +278,7 @@ def main() -> int:
                       console)  # fmt: skip
         try:
             done = options.report_only
-            with answering(bench.end):
+            with handling_signals(bench.end):
                 runs = bench.finished if done else bench.all_runs
                 bench.report(*runs(options.seeds, names), options.seeds)
             if bench.ended.is_set():  # set during the report: the next task must not begin

@@ -17,7 +17,7 @@ import tokenizers
 from numpy.typing import NDArray
 from tokenizers.implementations import BertWordPieceTokenizer
 
-from scripts.common.atomic_write import write_whole
+from scripts.common.atomic_write import write_atomically
 from thor.runtime.errors import UserError
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")  # tokens 0 to 4
@@ -92,7 +92,7 @@ def _build(texts: Sequence[str], size: int, path: Path) -> None:
     finished = BertWordPieceTokenizer(vocab=builder.get_vocab(with_added_tokens=False), lowercase=True)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, finished.to_str())
+        write_atomically(path, finished.to_str())
     except OSError as error:
         raise UserError(f"{path}: the vocabulary cannot be written ({error.strerror})") from None
 

@@ -22,7 +22,7 @@ from pydantic import BaseModel, PlainValidator  # noqa: E402
 from pydantic.fields import FieldInfo  # noqa: E402
 
 from scripts.settings.train_settings import Interval, Refresh, Schedule, TrainSettings  # noqa: E402
-from scripts.settings.yaml_config import BLOCKS  # noqa: E402
+from scripts.settings.yaml_config import OPTIMIZER_SECTIONS  # noqa: E402
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "training.md"
 MARK = "<!-- What follows is written by scripts/docs/settings_tables.py. -->"
@@ -59,7 +59,7 @@ def renewed(page: str) -> str:
 def _tables() -> Iterator[str]:
     """Yield the lines of all tables: the run, each section, and the blocks that several sections use."""
     yield from _table("The run", TrainSettings, "")
-    for name in ("data", *BLOCKS):
+    for name in ("data", *OPTIMIZER_SECTIONS):
         section = type(getattr(TrainSettings(), name))
         yield from _table(f"Section {name}", section, f"{name}.")
     for block in SHORT:
@@ -72,7 +72,7 @@ def _table(title: str, block: type[BaseModel], prefix: str) -> Iterator[str]:
     yield from (f"## {title}", "", _first_paragraph(block), "")
     yield from ("| setting | allowed | default | meaning |", "|---|---|---|---|")
     for name, field in block.model_fields.items():
-        if name not in ("data", *BLOCKS) or block is not TrainSettings:
+        if name not in ("data", *OPTIMIZER_SECTIONS) or block is not TrainSettings:
             default = "needed" if field.is_required() else f"`{_shown(field.get_default(call_default_factory=True))}`"
             cells = (f"`{prefix}{name}`", _allowed_in(field), default, own[name])
             yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

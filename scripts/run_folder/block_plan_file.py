@@ -1,7 +1,7 @@
-"""The blocks that ``block_size: auto`` has chosen, kept in the run's folder: a checkpoint belongs to them.
+"""The block plan that ``block_size: auto`` has chosen, saved in the run's folder.
 
-THOR keeps what it measured in a cache of the user and the machine. A run that goes on elsewhere, or after that cache
-is gone, would measure anew, and could choose others.
+A checkpoint fits only the plan that it was made with. THOR caches its measurements per user and machine, so a run that
+is resumed on another machine, or without that cache, would measure again and could choose another plan.
 """
 
 from __future__ import annotations
@@ -12,38 +12,38 @@ from typing import TYPE_CHECKING
 
 from mindspore import nn
 
-from scripts.common.atomic_write import write_whole
-from scripts.common.errors import writing
+from scripts.common.atomic_write import write_atomically
+from scripts.common.errors import reporting_write_errors
 from scripts.settings.train_settings import TrainSettings
 from thor.runtime.errors import UserError
 
 if TYPE_CHECKING:
     from thor import BlockPlan
 
-BLOCKS = "blocks.json"
+BLOCK_PLAN = "blocks.json"
 
 
-def chooses_blocks(settings: TrainSettings) -> bool:
-    """Whether the run's blocks are chosen at its first step."""
+def chooses_block_plan(settings: TrainSettings) -> bool:
+    """True if the run chooses its block plan at its first step."""
     return settings.optimizer == "thor" and settings.thor.block_size == "auto"
 
 
-def keep_blocks(folder: Path, optimizer: nn.Cell) -> None:
-    """Write the plan that a thor.THOR has chosen."""
+def save_block_plan(folder: Path, optimizer: nn.Cell) -> None:
+    """Write the block plan of a thor.THOR."""
     plan = optimizer.options.plan
     about = {
         "block_size": plan.block_size, "split": plan.split, "rank": plan.rank, "order": plan.order,
         "layers": dict(plan.layers),
     }  # fmt: skip
-    with writing(folder, "the blocks that were chosen are not saved, and no checkpoint of them"):
-        write_whole(folder / BLOCKS, json.dumps(about, indent=1))
+    with reporting_write_errors(folder, "the blocks that were chosen are not saved, and no checkpoint of them"):
+        write_atomically(folder / BLOCK_PLAN, json.dumps(about, indent=1))
 
 
-def kept_blocks(folder: Path) -> BlockPlan | None:
-    """The plan of the run in a folder; None where none is kept."""
+def load_block_plan(folder: Path) -> BlockPlan | None:
+    """Read the block plan of the run in a folder; None if there is none."""
     from thor import BlockPlan
 
-    path = folder / BLOCKS
+    path = folder / BLOCK_PLAN
     try:
         about = json.loads(path.read_text(encoding="utf-8"))
         layers = {name: tuple(size) if isinstance(size, list) else size for name, size in about["layers"].items()}

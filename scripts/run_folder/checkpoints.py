@@ -1,8 +1,8 @@
-"""Checkpoints of a run: all tensors, and where the run stands; the newest few and the best are kept.
+"""Checkpoints of a run: all tensors and the run's position. The newest few and the best one are kept.
 
-Each is a pair `step-N.ckpt` and `step-N.json`. Both are written under temporary names; the .json is renamed last, and a
-checkpoint without it does not count. So a run that is killed at any moment, or whose disk is full, leaves its newest
-complete checkpoint. `best.ckpt` and `best.json` are that of the best evaluation so far.
+A checkpoint is a pair `step-N.ckpt` and `step-N.json`. Both are written under temporary names; the .json is renamed
+last, and a checkpoint without it is incomplete and ignored. A run that is killed at any moment, or whose disk is full,
+therefore leaves its newest complete checkpoint. `best.ckpt` and `best.json` belong to the best evaluation so far.
 """
 
 from __future__ import annotations
@@ -19,23 +19,24 @@ from typing import Any
 import mindspore as ms
 from mindspore import Parameter, Tensor, nn
 
-from scripts.common.atomic_write import write_whole
-from scripts.common.errors import writing
-from scripts.run_folder.progress_record import Position, checked, describe
+from scripts.common.atomic_write import write_atomically
+from scripts.common.errors import reporting_write_errors
+from scripts.run_folder.progress_record import Position, describe, read_position
 from thor import THOR
 from thor.runtime.errors import UserError
 
 CHECKPOINT_SUFFIXES = (".ckpt", ".json")
 BEST = "best"
+AVERAGE_PREFIX = "ema."  # of the names of averaged weights
 
 
 def save(folder: Path, tensors: list[dict[str, Any]], position: Position, keep: int) -> None:
-    """Write a checkpoint of `tensors_of` the cells, then remove all but the newest `keep`."""
+    """Write a checkpoint with the result of `collect_tensors`, then remove all but the newest `keep`."""
     before = last_step(folder)
     saved = (
         "there is no earlier one" if before is None else f"that of step {before} is whole, and --resume goes on from it"
     )
-    with _whole_or_gone(folder, f"the checkpoint of step {position.step} is not saved; {saved}"):
+    with _removing_partial_files(folder, f"the checkpoint of step {position.step} is not saved; {saved}"):
         _write_pair(folder, tensors, position)
     for old in complete(folder)[:-keep]:
         old.unlink()
@@ -43,28 +44,28 @@ def save(folder: Path, tensors: list[dict[str, Any]], position: Position, keep: 
 
 
 def _write_pair(folder: Path, tensors: list[dict[str, Any]], position: Position) -> None:
-    """Tensors, the best ones, description: in this order a break between any two of them is mended by resuming."""
+    """Write tensors, best checkpoint and description, in this order: a run killed in between can be resumed."""
     folder.mkdir(parents=True, exist_ok=True)
     temporary, path = folder / "writing.ckpt", folder / f"{_name(position.step)}.ckpt"
     ms.save_checkpoint(tensors, str(temporary))
     description = describe(position, temporary)
     os.replace(temporary, path)
-    _describe(path, description, position)
+    _write_description(path, description, position)
 
 
-def describe_anew(folder: Path, position: Position) -> None:
-    """Bring the newest checkpoint's description to a position that has moved on while its tensors have not."""
+def update_description(folder: Path, position: Position) -> None:
+    """Rewrite the newest checkpoint's description for a position that has changed while its tensors have not."""
     path = folder / f"{_name(position.step)}.ckpt"
     kept = f"what came after step {position.step} is not saved; its checkpoint is whole, and --resume goes on from it"
-    with _whole_or_gone(folder, kept):
-        _describe(path, describe(position, path), position)
+    with _removing_partial_files(folder, kept):
+        _write_description(path, describe(position, path), position)
 
 
 @contextmanager
-def _whole_or_gone(folder: Path, lost: str) -> Iterator[None]:
-    """Within, what is written may fail; what is half written is removed, it takes room that the disk may lack."""
+def _removing_partial_files(folder: Path, lost: str) -> Iterator[None]:
+    """Remove partially written files if the enclosed block fails: they take room that the disk may lack."""
     try:
-        with writing(folder, lost):
+        with reporting_write_errors(folder, lost):
             yield
     except BaseException:
         for path in folder.glob("writing.*"):
@@ -72,23 +73,26 @@ def _whole_or_gone(folder: Path, lost: str) -> Iterator[None]:
         raise
 
 
-def _describe(path: Path, description: dict[str, Any], position: Position) -> None:
-    """Write a checkpoint's description last, after what it says is the best is that."""
+def _write_description(path: Path, description: dict[str, Any], position: Position) -> None:
+    """Write a checkpoint's description, after the checkpoint has become the best one if the position says so."""
     if position.best_step == position.step and position.best is not None:
-        _keep_as_best(path, description)
-    write_whole(path.with_suffix(".json"), json.dumps(description, indent=1))
+        _save_as_best(path, description)
+    write_atomically(path.with_suffix(".json"), json.dumps(description, indent=1))
 
 
 def last_step(folder: Path) -> int | None:
-    """Step of the newest complete checkpoint, None where there is none."""
+    """Step of the newest complete checkpoint; None if there is none."""
     found = complete(folder)
     return int(found[-1].stem.removeprefix("step-")) if found else None
 
 
 def load(folder: Path, step: int, cells: tuple[nn.Cell, ...], steps_per_epoch: int) -> Position:
-    """Bring the cells to the checkpoint of a step; where the run stands there. An epoch must be as long as it was."""
+    """Load the checkpoint of a step into the cells and return its position.
+
+    UserError if the epochs of the checkpoint's run had another number of steps.
+    """
     path = folder / f"{_name(step)}.ckpt"
-    position = checked(path, path.with_suffix(".json"))
+    position = read_position(path, path.with_suffix(".json"))
     before = position.steps_per_epoch
     if not before and position.epoch:
         before = (position.step - position.step_in_epoch) // position.epoch
@@ -102,7 +106,7 @@ def load(folder: Path, step: int, cells: tuple[nn.Cell, ...], steps_per_epoch: i
 
 
 def clear(folder: Path) -> None:
-    """Remove the checkpoints of an earlier run."""
+    """Remove all checkpoints, including partially written ones."""
     for pattern in ("step-*.json", "step-*.ckpt", "writing.*", f"{BEST}.*"):
         for path in folder.glob(pattern):
             path.unlink()
@@ -114,12 +118,12 @@ def complete(folder: Path) -> list[Path]:
 
 
 def _name(step: int) -> str:
-    """What the files of a step's checkpoint are called."""
+    """File name of a step's checkpoint, without suffix."""
     return f"step-{step:08d}"
 
 
 def choose(folder: Path, which: str) -> Path:
-    """The file of the `best` or the `last` checkpoint in a folder of checkpoints."""
+    """Path of the `best` or the `last` checkpoint in a folder of checkpoints."""
     last = complete(folder)
     path = folder / f"{BEST}.ckpt" if which == BEST else last[-1].with_suffix(".ckpt") if last else folder / "step-*"
     if not path.is_file():
@@ -131,26 +135,26 @@ def choose(folder: Path, which: str) -> Path:
 
 
 def load_network(path: Path, network: nn.Cell) -> str:
-    """Bring a network to a checkpoint's averaged weights, or to its weights where it has no averages; which of both."""
-    from scripts.training.weight_average import PREFIX
-
+    """Load a checkpoint's averaged weights, or its weights if it has no averages; returns which, for messages."""
     description = path.with_suffix(".json")
     if description.is_file():
-        checked(path, description)
+        read_position(path, description)
     tensors = _read(path)
-    averages = {name.removeprefix(PREFIX): value for name, value in tensors.items() if name.startswith(PREFIX)}
+    averages = {
+        name.removeprefix(AVERAGE_PREFIX): value for name, value in tensors.items() if name.startswith(AVERAGE_PREFIX)
+    }
     values = {**tensors, **{name: Parameter(Tensor(value), name=name) for name, value in averages.items()}}
     missing = [p.name for p in network.get_parameters() if p.name not in values]
     if missing:
-        raise UserError(f"{path}: belongs to another network, it lacks {_few(missing)}")
-    _into(path, network, values)
+        raise UserError(f"{path}: belongs to another network, it lacks {_first_names(missing)}")
+    _load_into(path, network, values)
     return "averaged weights" if averages else "weights"
 
 
-def _keep_as_best(path: Path, description: dict[str, Any]) -> None:
-    """Make a checkpoint the best one. A file system without links gets a copy.
+def _save_as_best(path: Path, description: dict[str, Any]) -> None:
+    """Make a checkpoint the best one, by a hard link, or by a copy where the file system has no links.
 
-    The old description goes first: between the two renames it would call the new tensors damaged.
+    The old description is removed before the tensors are replaced: its checksum does not match the new tensors.
     """
     best, temporary = path.with_name(f"{BEST}.ckpt"), path.with_name("writing.best")
     temporary.unlink(missing_ok=True)
@@ -160,13 +164,13 @@ def _keep_as_best(path: Path, description: dict[str, Any]) -> None:
         shutil.copyfile(path, temporary)
     best.with_suffix(".json").unlink(missing_ok=True)
     os.replace(temporary, best)
-    write_whole(best.with_suffix(".json"), json.dumps(description, indent=1))
+    write_atomically(best.with_suffix(".json"), json.dumps(description, indent=1))
 
 
-def tensors_of(cells: tuple[nn.Cell, ...]) -> list[dict[str, Any]]:
-    """Name and data of all cells' Parameters; weights that several have count once. All ranks of a job must ask.
+def collect_tensors(cells: tuple[nn.Cell, ...]) -> list[dict[str, Any]]:
+    """Names and data of the Parameters of all cells; a Parameter that several cells share is listed once.
 
-    In a job, thor.THOR brings together inverses that lie on several ranks.
+    All ranks of a job must call this together: thor.THOR gathers the inverses that are held by other ranks.
     """
     found: dict[str, Parameter] = {}
     gathered: dict[str, Tensor] = {}
@@ -180,25 +184,25 @@ def tensors_of(cells: tuple[nn.Cell, ...]) -> list[dict[str, Any]]:
 
 
 def _load(path: Path, cells: tuple[nn.Cell, ...]) -> None:
-    """Load all tensors; nothing may be missing."""
+    """Load a checkpoint into the cells; UserError if a Parameter is missing from it."""
     tensors = _read(path)
     missing: set[str] = set()
-    for cell in cells[1:] + cells[:1]:  # the optimizer first: thor.THOR refuses another one's before anything changes
-        missing |= set(_into(path, cell, tensors))
+    for cell in cells[1:] + cells[:1]:  # optimizer first: thor.THOR refuses a wrong checkpoint before weights change
+        missing |= set(_load_into(path, cell, tensors))
     if missing:
-        raise UserError(f"{path}: belongs to another network or optimizer, it lacks {_few(sorted(missing))}")
+        raise UserError(f"{path}: belongs to another network or optimizer, it lacks {_first_names(sorted(missing))}")
 
 
 def _read(path: Path) -> dict[str, Parameter]:
-    """The tensors of a file."""
+    """Read the tensors of a file."""
     try:
         return dict(ms.load_checkpoint(str(path)))
     except (ValueError, RuntimeError, TypeError) as error:
         raise UserError(f"{path}: {' '.join(str(error).split())}") from error
 
 
-def _into(path: Path, cell: nn.Cell, tensors: dict[str, Parameter]) -> list[str]:
-    """Load tensors into a cell; names of its Parameters that there is nothing for."""
+def _load_into(path: Path, cell: nn.Cell, tensors: dict[str, Parameter]) -> list[str]:
+    """Load tensors into a cell; returns the names of its Parameters that are missing from them."""
     if not list(cell.get_parameters()):
         return []
     try:
@@ -210,6 +214,6 @@ def _into(path: Path, cell: nn.Cell, tensors: dict[str, Parameter]) -> list[str]
         raise UserError(f"{path}: {' '.join(str(error).split())}") from error
 
 
-def _few(names: Sequence[str]) -> str:
-    """The first names of many."""
+def _first_names(names: Sequence[str]) -> str:
+    """The first five names, and the number of the others."""
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

@@ -1,11 +1,11 @@
-"""The classes of a run on photographs, kept in its folder: an output means nothing but as the class it numbers."""
+"""The class names of a run on photographs, saved in its folder: they give the network's outputs their meaning."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-from scripts.common.atomic_write import write_whole
+from scripts.common.atomic_write import write_atomically
 from scripts.data.factory import Feeds
 from scripts.data.image_source import ImageSource
 from thor.runtime.errors import UserError
@@ -13,14 +13,14 @@ from thor.runtime.errors import UserError
 CLASSES = "classes.json"
 
 
-def keep_classes(folder: Path, feeds: Feeds) -> None:
-    """Write the names of a run's classes, in the order of their numbers, where the data name them."""
+def save_class_names(folder: Path, feeds: Feeds) -> None:
+    """Write the class names in the order of their numbers, if the data are photographs."""
     if isinstance(feeds.train, ImageSource):
-        write_whole(folder / CLASSES, json.dumps(feeds.train.collection.classes, indent=1) + "\n")
+        write_atomically(folder / CLASSES, json.dumps(feeds.train.collection.classes, indent=1) + "\n")
 
 
-def check_classes(folder: Path, feeds: Feeds) -> None:
-    """Refuse photographs whose classes are not the run's: the same number would be another class."""
+def check_class_names(folder: Path, feeds: Feeds) -> None:
+    """Refuse photographs with other classes than the run's, or in another order; no check if the run has no names."""
     path = folder / CLASSES
     if not path.is_file() or not isinstance(feeds.train, ImageSource):
         return

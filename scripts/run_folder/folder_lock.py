@@ -1,4 +1,4 @@
-"""A folder in which one process at a time trains: two would mix their lines, checkpoints and logs."""
+"""A lock on a run's folder: two runs in one folder would mix their metrics, checkpoints and logs."""
 
 from __future__ import annotations
 
@@ -8,25 +8,27 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from scripts.common.errors import writing
+from scripts.common.errors import reporting_write_errors
 from thor.runtime.errors import UserError
 
 LOCK = "lock"
 
 
 @contextmanager
-def occupied(folder: Path, leads: bool, option: str = "--out") -> Iterator[None]:
-    """Hold the folder, for the rank that writes; the system lets go of it when the process dies, however it does.
+def folder_lock(folder: Path, leads: bool, option: str = "--out") -> Iterator[None]:
+    """Lock a folder for the enclosed block; the system releases the lock if the process dies.
+
+    UserError if another process holds the lock.
 
     Args:
-        folder: What is to be held.
-        leads: Whether this process is the one that writes.
-        option: How another folder is given, for the message.
+        folder: The folder to lock; created if missing.
+        leads: True for the rank that writes files. The others take no lock.
+        option: Command-line option that selects another folder, for the error message.
     """
     if not leads:
         yield
         return
-    with writing(folder, "nothing is trained yet"):
+    with reporting_write_errors(folder, "nothing is trained yet"):
         folder.mkdir(parents=True, exist_ok=True)
         file = (folder / LOCK).open("a")
     with file:
@@ -37,5 +39,5 @@ def occupied(folder: Path, leads: bool, option: str = "--out") -> Iterator[None]
                 raise UserError(
                     f"{folder}: another process is training in this folder; wait for its end, or give another {option}"
                 ) from None
-            # a file system without locks: as before there were any
+            # any other error: the file system has no locks, and the run goes on without one
         yield

@@ -1,7 +1,7 @@
-"""Signs of life of a job's processes, for the launcher that watches them (scripts/cluster/launch.py).
+"""Heartbeats of a job's processes, for the launcher that watches them (scripts/cluster/launch.py).
 
-Each rank has a small file in the folder that the launcher names, and replaces it when it begins something: what, at
-which step, and when. So a rank that hangs is the one that is behind, and not those that wait for it.
+Each rank writes a small file in a folder that the launcher chooses. At each phase of a step it replaces the file with
+the phase, the step and the time. The rank that hangs is the one that is behind; the others only wait for it.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from scripts.common.atomic_write import write_whole
+from scripts.common.atomic_write import write_atomically
 
 VARIABLE = "THOR_HEARTBEATS"
-# What a rank may be doing, in the order of a step.
+# Phases of a rank, in the order of a step.
 STARTING, DATA, STEP, EVALUATION, DONE = "starting", "data", "step", "evaluation", "done"
 ORDER = (STARTING, DATA, STEP, EVALUATION, DONE)
 
 
 @dataclass(frozen=True)
 class Beat:
-    """A sign of life.
+    """A heartbeat.
 
     Attributes:
         step: Steps that the rank has completed.
-        doing: One of ORDER.
+        doing: The phase that begins, one of ORDER.
         at: Seconds on the host's monotonic clock, which all its processes share.
     """
 
@@ -37,43 +37,43 @@ class Beat:
 
     @property
     def progress(self) -> tuple[int, int]:
-        """Grows as the rank goes on."""
+        """A sort key that grows with the rank's progress."""
         return self.step, ORDER.index(self.doing)
 
     def __str__(self) -> str:
-        """Where the rank is, in words."""
+        """The rank's progress, for messages."""
         return "while starting" if self.doing == STARTING else f"after step {self.step} ({self.doing})"
 
 
 class Heart:
-    """Leaves signs of life where a launcher asks for them, and notices when that launcher is gone."""
+    """Writes heartbeats if a launcher asks for them, and detects that the launcher is gone."""
 
     def __init__(self, rank: int) -> None:
-        trains = os.environ.get("MS_ROLE") != "MS_SCHED"  # msrun's scheduler runs the same program as rank 0 too
+        trains = os.environ.get("MS_ROLE") != "MS_SCHED"  # msrun's scheduler also runs this program, as rank 0
         folder = os.environ.get(VARIABLE) if trains else None
         self._file = Path(folder, f"rank-{rank}.json") if folder else None
         self._parent = os.getppid()
         self._first: int | None = None
 
     def beat(self, step: int, doing: str) -> None:
-        """Something begins. The first step still counts as starting: MindSpore compiles in it."""
+        """Report that a phase begins. The first step still counts as starting, because MindSpore compiles in it."""
         if doing != STARTING and self._first is None:
             self._first = step
         if doing in (DATA, STEP) and step == self._first:
             doing = STARTING
         if self._file:
-            # One that is missed does no harm, and training is worth more than its signs of life: if none can be left
-            # any more, the launcher says so, and goes on from a checkpoint.
+            # A failed write must not end the training. If heartbeats stay away, the launcher reports it and restarts
+            # from a checkpoint.
             with suppress(OSError):
-                write_whole(self._file, json.dumps(asdict(Beat(step, doing, time.monotonic()))))
+                write_atomically(self._file, json.dumps(asdict(Beat(step, doing, time.monotonic()))))
 
     @property
     def orphaned(self) -> bool:
-        """Whether the process that has started this one for a launcher is gone, and the launcher with it."""
+        """True if a launcher started this process and the parent process, and with it the launcher, is gone."""
         return self._file is not None and os.getppid() != self._parent
 
 
 def read(folder: Path) -> dict[int, Beat]:
-    """The newest sign of life of each rank."""
+    """The newest heartbeat of each rank."""
     files = folder.glob("rank-*.json")
     return {int(file.stem.removeprefix("rank-")): Beat(**json.loads(file.read_text())) for file in files}

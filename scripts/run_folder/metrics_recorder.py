@@ -1,4 +1,4 @@
-"""What a run leaves to read: metrics.jsonl, one line an event, the same as CSV, and summary.json, made from it."""
+"""The metrics of a run: metrics.jsonl with one line per event, the same as CSV files, and summary.json."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from scripts.common.atomic_write import write_whole
-from scripts.common.errors import writing
+from scripts.common.atomic_write import write_atomically
+from scripts.common.errors import reporting_write_errors
 from scripts.run_folder.progress_record import Position
 from thor.report.metrics_file import DECISIONS, SCORES, Line, LinesError, read_lines
 from thor.runtime.errors import UserError
@@ -21,7 +21,7 @@ METRICS = "metrics.jsonl"
 SUMMARY = "summary.json"
 LOST = "the newest lines are lost, those up to the last checkpoint are there and --resume goes on from it"
 
-# The CSV files, which kinds of lines go into each, and its columns: a table has the same ones from the first line on.
+# The CSV files: the kinds of lines that go into each, and its columns, which are fixed from the first line on.
 TABLES = {
     "metrics.csv": (
         ("step", "eval", "epoch"),
@@ -33,17 +33,17 @@ TABLES = {
 
 
 class Recorder:
-    """Appends lines to a run's files; each has `kind`: step, eval, epoch, refresh or ranks.
+    """Appends lines to a run's files; the `kind` of a line is step, eval, epoch, refresh or ranks.
 
-    All count their `step` as the run does, batches from 1: so a resumed run can tell which lines it will write again.
+    The `step` of every line counts batches from 1. A resumed run needs it to drop the lines that it will write again.
     """
 
     def __init__(self, folder: Path, resumed: Position | None = None, board: Any = None) -> None:
-        """Start new files, or go on behind the lines of a resumed position; `board` is that of `open_board`."""
-        kept = [line for line in read_metrics(folder) if _is_behind(resumed, line)] if resumed else []
+        """Start new files, or append to the lines up to a resumed position; `board` is from `open_tensorboard`."""
+        kept = [line for line in read_metrics(folder) if _is_final(resumed, line)] if resumed else []
         self._path = folder / METRICS
-        with writing(self._path, "nothing is trained yet, and what was there is whole"):
-            write_whole(self._path, "".join(json.dumps(line) + "\n" for line in kept))
+        with reporting_write_errors(self._path, "nothing is trained yet, and what was there is whole"):
+            write_atomically(self._path, "".join(json.dumps(line) + "\n" for line in kept))
             self._file = self._path.open("a")
             self._tables = [_Table(folder / name, *about) for name, about in TABLES.items()]
             for line in kept:
@@ -52,30 +52,30 @@ class Recorder:
         self._board = board
 
     def step(self, **values: Any) -> None:
-        """A training step: step, epoch, loss, ms_per_step, seconds."""
+        """Record a training step: step, epoch, loss, ms_per_step, seconds."""
         self._write({"kind": "step", **values})
 
     def evaluation(self, **values: Any) -> None:
-        """An evaluation within an epoch: step, epoch, test_loss, test_accuracy ..., seconds, compiling."""
+        """Record an evaluation within an epoch: step, epoch, test_loss, test_accuracy ..., seconds, compiling."""
         self._write({"kind": "eval", **values})
 
     def epoch(self, **values: Any) -> None:
-        """An epoch: step, epoch, train_loss, test_loss, test_accuracy or test_error, seconds, compiling."""
+        """Record an epoch: step, epoch, train_loss, test_loss, test_accuracy or test_error, seconds, compiling."""
         self._write({"kind": "epoch", **values})
 
     def refresh(self, step: int, record: Any) -> None:
-        """A refresh decision of thor.THOR's history, made in a step; the record's own step counts updates before it."""
+        """Record a refresh decision of thor.THOR at the run's step; ``record.step`` counts updates instead."""
         values = {"step": step, "layer": record.layer, "trace": float(record.trace)}
         change = None if record.change is None else float(record.change)
         self._write({"kind": "refresh", **values, "change": change, "decision": record.decision.name})
 
     def ranks(self, step: int, inverse_seconds: list[float]) -> None:
-        """What each rank of a job spent on its inverses at a refresh."""
+        """Record the seconds that each rank of a job spent on its inverses at a refresh."""
         self._write({"kind": "ranks", "step": step, "inverse_seconds": inverse_seconds})
 
     def flush(self) -> None:
-        """Bring all lines to the files."""
-        with writing(self._path, LOST):
+        """Flush all files."""
+        with reporting_write_errors(self._path, LOST):
             self._file.flush()
             for table in self._tables:
                 table.file.flush()
@@ -83,15 +83,15 @@ class Recorder:
             self._board.flush()
 
     def close(self) -> None:
-        """Flush, and close the files, all of them even where one cannot be written."""
-        with writing(self._path, LOST), ExitStack() as closing:
+        """Flush and close all files, even if one of them cannot be written."""
+        with reporting_write_errors(self._path, LOST), ExitStack() as closing:
             if self._board is not None:
                 closing.callback(self._board.close)
             for file in (*(table.file for table in self._tables), self._file):
                 closing.callback(file.close)
 
     def _write(self, line: Line) -> None:
-        with writing(self._path, LOST):
+        with reporting_write_errors(self._path, LOST):
             self._file.write(json.dumps(line) + "\n")
             for table in self._tables:
                 table.write(line)
@@ -101,17 +101,17 @@ class Recorder:
             self.flush()
 
 
-class Unrecorded(Recorder):
-    """What the other ranks of a job have instead: it writes nothing, the first rank does."""
+class NullRecorder(Recorder):
+    """A recorder that writes nothing, for the ranks of a job that do not lead."""
 
     def __init__(self) -> None:
         pass
 
     def flush(self) -> None:
-        """There is nothing."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """There is nothing."""
+        """Do nothing."""
 
     def _write(self, line: Line) -> None:
         pass
@@ -127,20 +127,20 @@ class _Table:
         self._writer.writeheader()
 
     def write(self, line: Line) -> None:
-        """A line, if it is of the kinds that the table is for."""
+        """Append a line if its kind belongs in this table."""
         if line["kind"] in self._kinds:
             self._writer.writerow(line)
 
 
-def _is_behind(position: Position, line: Line) -> bool:
-    """Whether a run at a position will not write a line again: those of its last step's evaluations may still come."""
+def _is_final(position: Position, line: Line) -> bool:
+    """True if a run resumed at a position will not write this line again."""
     if line["kind"] == "eval" and line["step"] == position.step:
         return position.evaluated == position.step
     return line["step"] <= position.step and (line["kind"] != "epoch" or line["epoch"] <= position.epoch)
 
 
-def open_board(folder: Path, resumed: Position | None) -> Any:
-    """TensorBoard's writer; it hides earlier points of steps that are to come, before a new run all of them."""
+def open_tensorboard(folder: Path, resumed: Position | None) -> Any:
+    """A TensorBoard writer that hides old points after the resumed position, or all if there is none."""
     try:
         from tensorboardX import SummaryWriter
     except ModuleNotFoundError:
@@ -151,7 +151,7 @@ def open_board(folder: Path, resumed: Position | None) -> Any:
 
 
 def _to_board(board: Any, line: Line) -> None:
-    """The numbers of a line as scalars over steps."""
+    """Write the numbers of a line as scalars over steps."""
     if line["kind"] == "refresh":
         board.add_scalar(f"trace/{line['layer']}", line["trace"], line["step"])
         return
@@ -161,7 +161,7 @@ def _to_board(board: Any, line: Line) -> None:
 
 
 def read_metrics(folder: Path) -> list[Line]:
-    """All complete lines of a run, checked."""
+    """Read and check all complete lines of a run."""
     path = folder / METRICS
     if not path.is_file():
         return []
@@ -172,13 +172,13 @@ def read_metrics(folder: Path) -> list[Line]:
 
 
 def median_of_steps(lines: Iterable[Line]) -> float | None:
-    """Milliseconds of a step, the median; None where no step is told of."""
+    """Median milliseconds of a step; None if no step is recorded."""
     times = [line["ms_per_step"] for line in lines if line["kind"] == "step"]
     return statistics.median(times) if times else None
 
 
 def write_summary(folder: Path, about: Line) -> Line:
-    """Write summary.json: what the run was, and its results."""
+    """Write summary.json: the given facts about the run, and its results."""
     lines = read_metrics(folder)
     epochs = [line for line in lines if line["kind"] == "epoch"]
     decisions = Counter(line["decision"] for line in lines if line["kind"] == "refresh")
@@ -192,8 +192,8 @@ def write_summary(folder: Path, about: Line) -> Line:
     }
     shared = [line["inverse_seconds"] for line in lines if line["kind"] == "ranks"]
     if shared:
-        waits = [max(seconds) - min(seconds) for seconds in shared]  # of the fastest rank for the slowest
+        waits = [max(seconds) - min(seconds) for seconds in shared]  # the fastest rank's wait
         summary["skew"] = {"refreshes": len(waits), "median_s": statistics.median(waits), "max_s": max(waits)}
-    with writing(folder / SUMMARY, "all else of the run is there, and --resume makes it anew"):
-        write_whole(folder / SUMMARY, json.dumps(summary, indent=1) + "\n")
+    with reporting_write_errors(folder / SUMMARY, "all else of the run is there, and --resume makes it anew"):
+        write_atomically(folder / SUMMARY, json.dumps(summary, indent=1) + "\n")
     return summary

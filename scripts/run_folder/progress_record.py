@@ -1,6 +1,6 @@
-"""Where a run stands: the description that lies beside a checkpoint's tensors, with a checksum over both.
+"""The position of a run: the .json description of a checkpoint, with a checksum over description and tensors.
 
-The checksum is what tells a damaged file from a whole one: a flipped bit in a tensor changes neither size nor names.
+The checksum detects damage such as a flipped bit in a tensor, which changes neither size nor names.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ Count = Annotated[int, Field(ge=0)]
 
 @dataclass(frozen=True, kw_only=True)
 class Position:
-    """Where a run stands.
+    """How far a run has got.
 
     Attributes:
         step: Steps done since the start.
         epoch: Epochs completed.
         step_in_epoch: Steps done in the epoch under way.
-        steps_per_epoch: Steps of each epoch; 0 in what earlier code saved.
+        steps_per_epoch: Steps of each epoch; 0 in checkpoints of earlier versions.
         seconds: Training time so far.
         seed: Seed of the run.
-        loss_sum: Sum of the losses of the epoch under way that are numbers.
-        not_finite: How many of them are not.
-        evaluated: The step after which the network was evaluated last.
-        best: The best value of the metric so far.
-        best_step: The step that it was found after.
-        phases: Steps and seconds spent in each phase of the run.
-        peak: Bytes, the largest peak of the processes so far.
+        loss_sum: Sum of the finite losses of the epoch under way.
+        not_finite: Number of losses of the epoch under way that are not finite.
+        evaluated: Step after which the network was last evaluated.
+        best: Best value of the metric so far.
+        best_step: Step of the best value.
+        phases: Number of steps and seconds in each phase of the run.
+        peak: Peak memory of the run's processes so far, in bytes.
     """
 
     step: Count = 0
@@ -57,13 +57,13 @@ class Position:
 
 
 def describe(position: Position, tensors: Path) -> dict[str, Any]:
-    """What is written beside a file of tensors."""
+    """The description of a checkpoint: the position, and size and checksum of the tensor file."""
     plain = {**asdict(position), BYTES: tensors.stat().st_size}
     return {**plain, CHECKSUM: _checksum(tensors, plain)}
 
 
-def checked(tensors: Path, description: Path) -> Position:
-    """Where the run stands at a checkpoint whose two files are whole; an error where either of them is damaged."""
+def read_position(tensors: Path, description: Path) -> Position:
+    """Read a checkpoint's position; UserError if either of its two files is missing or damaged."""
     try:
         text = description.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -89,7 +89,7 @@ def checked(tensors: Path, description: Path) -> Position:
 
 
 def _position(values: dict[str, Any], tensors: Path, description: Path) -> Position:
-    """A position of plain values, checked one by one: a checksum does not say who wrote them."""
+    """Build a position from plain values, and validate each: the checksum is no guarantee that the run wrote them."""
     known = {each.name for each in fields(Position)}
     if values.keys() - known or "step" not in values:
         wrong = sorted(values.keys() - known) or ["no step"]
@@ -103,7 +103,7 @@ def _position(values: dict[str, Any], tensors: Path, description: Path) -> Posit
 
 
 def _checksum(tensors: Path, values: dict[str, Any]) -> int:
-    """One CRC-32 over the file and, after it, over the description's values, in whatever order they stand."""
+    """CRC-32 of the tensor file followed by the description's values, sorted by key."""
     found = 0
     with tensors.open("rb") as file:
         while chunk := file.read(CHUNK):
@@ -112,7 +112,7 @@ def _checksum(tensors: Path, values: dict[str, Any]) -> int:
 
 
 def _damaged(path: Path, why: str, tensors: Path) -> UserError:
-    """An error that says what to do about it: an earlier checkpoint is whole more often than not."""
+    """The error for a damaged checkpoint, with advice: usually an earlier checkpoint is intact."""
     if tensors.stem.startswith("step-"):
         return UserError(f"{path}: damaged ({why}); remove it to use the checkpoint before")
     return UserError(f"{path}: damaged ({why}); remove it, and give --checkpoint last, or another file")

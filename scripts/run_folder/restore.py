@@ -1,4 +1,4 @@
-"""A finished or interrupted run, taken up again for evaluation and export."""
+"""Read the settings and checkpoints of a finished or interrupted run, for evaluation and export."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CHOICES = ("best", "last")
 
 
 def settings_of(folder: Path, overrides: Sequence[str] = ()) -> TrainSettings:
-    """The settings that a run was made with, and what is changed now."""
+    """The settings of a run, with overrides."""
     path = folder / "config.yaml"
     if not path.is_file():
         raise UserError(f"{folder}: not the folder of a run, config.yaml is missing")
@@ -21,7 +21,7 @@ def settings_of(folder: Path, overrides: Sequence[str] = ()) -> TrainSettings:
 
 
 def checkpoint_of(folder: Path, name: str) -> Path:
-    """The file of `best`, `last`, or a file named as such."""
+    """Path of the checkpoint `best` or `last` of a run, or of the file ``name``."""
     from scripts.run_folder.checkpoints import choose
 
     if name in CHOICES:

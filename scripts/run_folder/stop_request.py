@@ -1,4 +1,4 @@
-"""How a run is asked to end: Ctrl-C, SIGTERM, or a file called `stop` in its folder."""
+"""Requests to end a run early: Ctrl-C, SIGTERM, or a file called `stop` in its folder."""
 
 from __future__ import annotations
 
@@ -11,21 +11,24 @@ from pathlib import Path
 from types import FrameType
 
 STOP_FILE = "stop"
-STOPPED_FILE = "stopped"  # what becomes of it in the end
-BEGAN = "THOR_JOB_BEGAN"  # time.time() of a launcher, which may start a run several times
-CLOCK = 0.05  # seconds that a file's time may lag behind time.time(): it has the kernel's last tick, up to 10 ms ago
+STOPPED_FILE = "stopped"  # name of the stop file after the run has ended
+BEGAN = "THOR_JOB_BEGAN"  # environment: time.time() at the start of a launcher, which may start a run several times
+CLOCK_LAG = 0.05  # seconds: bounds how far a file's time, which is that of the kernel's last tick, lags time.time()
 
 
-def beginning() -> float:
-    """When this run began, or the job that it belongs to: a request of a dying attempt's time is for the next one."""
+def job_start_time() -> float:
+    """Start time of the job, or now without a launcher: a request made during an attempt holds for the next."""
     return float(os.environ.get(BEGAN, time.time()))
 
 
 class Interrupt:
-    """Whether somebody has asked the run to end; of a job's ranks, the first one `leads` and tidies up.
+    """Tells whether the run has been asked to end.
 
-    A stop file from before ``began`` (time.time()) is what an earlier run has left, and is removed; a later one is
-    meant for this run, though it may still be starting up.
+    Args:
+        folder: The run's folder, in which the stop file is looked for.
+        began: Start of the run, as time.time(). An older stop file is left from an earlier run and is removed; a newer
+            one is for this run, even while it starts up.
+        leads: True for the rank that removes and renames the stop file.
     """
 
     def __init__(self, folder: Path, began: float, leads: bool = True) -> None:
@@ -34,30 +37,30 @@ class Interrupt:
         self._file = folder / STOP_FILE
         if leads:
             with suppress(FileNotFoundError):
-                if self._file.stat().st_mtime < began - CLOCK:
+                if self._file.stat().st_mtime < began - CLOCK_LAG:
                     self._file.unlink()
             (folder / STOPPED_FILE).unlink(missing_ok=True)
 
     @property
     def requested(self) -> bool:
-        """True from the first request on. A stop file is looked for each time: that takes microseconds."""
+        """True after a request. Each access looks for the stop file."""
         return self.signalled or self._file.exists()
 
     def done(self) -> None:
-        """The run has ended early. The stop file gets another name, so that the continued run does not end at once."""
+        """Rename the stop file after the run has ended early, so that the resumed run does not end at once."""
         if self._leads:
             with suppress(FileNotFoundError):
                 self._file.replace(self._file.with_name(STOPPED_FILE))
 
 
-def ended_by_file(folder: Path) -> bool:
-    """Whether the stop file was there when the folder's run ended early; asked by the rank that leads."""
+def stopped_by_file(folder: Path) -> bool:
+    """True if a stop file ended the folder's last run; for the rank that leads."""
     return (folder / STOPPED_FILE).is_file()
 
 
 @contextmanager
-def asking_to_end(folder: Path, began: float, leads: bool = True) -> Iterator[Interrupt]:
-    """Within, SIGINT and SIGTERM only ask the loop to end after its step; a second SIGINT ends it at once."""
+def watch_stop_requests(folder: Path, began: float, leads: bool = True) -> Iterator[Interrupt]:
+    """In the enclosed block, SIGINT and SIGTERM only set a stop request; a second SIGINT raises KeyboardInterrupt."""
     interrupt = Interrupt(folder, began, leads)
 
     def ask(number: int, frame: FrameType | None) -> None:
@@ -65,13 +68,13 @@ def asking_to_end(folder: Path, began: float, leads: bool = True) -> Iterator[In
             raise KeyboardInterrupt
         interrupt.signalled = True
 
-    with answering(ask):
+    with handling_signals(ask):
         yield interrupt
 
 
 @contextmanager
-def answering(ask: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Within, SIGINT and SIGTERM call `ask`."""
+def handling_signals(ask: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """In the enclosed block, SIGINT and SIGTERM call `ask`; the previous handlers return after it."""
     previous = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield

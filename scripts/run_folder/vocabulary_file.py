@@ -1,11 +1,11 @@
-"""The vocabulary of a run on text, kept in its folder: weights mean nothing without the pieces that they number."""
+"""The vocabulary of a run on text, saved in its folder: it gives the token numbers their meaning."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scripts.common.atomic_write import write_whole
+from scripts.common.atomic_write import write_atomically
 from scripts.data.factory import Feeds
 from thor.runtime.errors import UserError
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 VOCABULARY = "vocabulary.json"
 
 
-def keep_words(folder: Path, feeds: Feeds) -> None:
-    """Write a run's vocabulary, if it has one."""
+def save_vocabulary(folder: Path, feeds: Feeds) -> None:
+    """Write the vocabulary, if the data have one."""
     if feeds.words is not None:
-        write_whole(folder / VOCABULARY, feeds.words.text())
+        write_atomically(folder / VOCABULARY, feeds.words.text())
 
 
-def check_words(folder: Path, feeds: Feeds) -> None:
-    """Refuse to go on with a text that makes another vocabulary: the same number would be another piece."""
-    words = words_of(folder)
+def check_vocabulary(folder: Path, feeds: Feeds) -> None:
+    """Refuse to resume with a text whose vocabulary differs from the run's."""
+    words = load_vocabulary(folder)
     if words is not None and feeds.words is not None and words.text() != feeds.words.text():
         raise UserError(
             f"cannot resume {folder}: the text in {feeds.origin} makes another vocabulary than that of the run "
@@ -31,11 +31,11 @@ def check_words(folder: Path, feeds: Feeds) -> None:
         )
 
 
-def words_of(folder: Path) -> Vocabulary | None:
-    """The vocabulary that a run was trained with; None where it has none, as of images."""
+def load_vocabulary(folder: Path) -> Vocabulary | None:
+    """Read the vocabulary that a run was trained with; None if it has none, for example a run on images."""
     path = folder / VOCABULARY
     if not path.is_file():
         return None
-    from scripts.data import wordpiece  # its library is needed for text alone
+    from scripts.data import wordpiece  # its library is needed only for text
 
     return wordpiece.read(path, "the run's weights need the one that it was trained with")

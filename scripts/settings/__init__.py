@@ -1,1 +1,1 @@
-"""What a configuration may hold, and how it is read."""
+"""The settings of a run: their types and limits, and how configurations are read."""

@@ -11,7 +11,7 @@ from scripts.settings.types import Count, Settings
 IN_MEMORY = ("fashion_mnist", "cifar10", "cifar100")
 PHOTOGRAPHS = ("imagenet", "mindrecord", "imagenet_samples")
 
-# Settings of DataSettings that mean something only for these kinds of sets.
+# Fields of DataSettings that apply only to these data sets.
 _ONLY_FOR = {
     "train_size": (*IN_MEMORY, "text"),
     "test_size": (*IN_MEMORY, "text"),
@@ -29,26 +29,26 @@ _ONLY_FOR = {
 
 
 class DataSettings(Settings):
-    """The data set and how it is fed.
+    """The data set and how batches are made from it.
 
     Attributes:
-        name: `imagenet` is a folder of JPEGs, `mindrecord` the same converted; `imagenet_samples` are the twenty
-            photographs of a package, for demonstrations; `text` is any plain text, Austen's novels without a folder.
-        folder: Where its files are; found or fetched unless given.
-        train_size: Only the first so many training examples (in memory: images; text: sequences).
-        test_size: Only the first so many test examples.
-        crop: Random shift of training images, in pixels.
-        flip: Half of the training images are mirrored.
-        augment: Photographs: random crops and mirroring; false for the middle of each image.
-        size: Photographs: height and width of what the network is shown.
-        strict: Photographs: an unreadable one ends the run; it is skipped and counted otherwise.
-        workers: Photographs: threads that decode; as many as there are processors unless given.
-        objective: Text: predict some words that are hidden (`masked`), or each from those before it (`next`).
-        length: Text: tokens of a sequence, with one that begins it and one that ends it.
-        vocabulary: Text: word pieces at most.
-        held_out: Text: the document to evaluate on; the last twentieth of each unless given.
-        rank: Which shard of each batch this process works on; msrun sets it.
-        ranks: Processes that share each batch of training and the test set; msrun sets it.
+        name: `imagenet` is a folder of JPEGs, and `mindrecord` the same images converted; `imagenet_samples` are the
+            twenty photographs of a package, for demonstrations; `text` is any plain text, by default Austen's novels.
+        folder: Folder of the data files; by default they are found or downloaded.
+        train_size: Use only the first so many training examples (images or text sequences); all by default.
+        test_size: Use only the first so many test examples; all by default.
+        crop: Random shift of training images, by up to so many pixels.
+        flip: Mirror training images with probability 1/2.
+        augment: Photographs: random crops and mirroring in training; with false the centre of each image.
+        size: Photographs: height and width of the network's input, in pixels.
+        strict: Photographs: an unreadable image ends the run; with false it is skipped and counted.
+        workers: Photographs: number of decoding threads; by default the number of processors.
+        objective: Text: predict hidden words (`masked`), or each word from the words before it (`next`).
+        length: Text: tokens in a sequence, including its first and last special token.
+        vocabulary: Text: largest number of word pieces.
+        held_out: Text: document to evaluate on; by default the last twentieth of each document.
+        rank: Rank of this process, which selects its share of each batch; msrun sets it.
+        ranks: Number of processes that share each training batch and the test set; msrun sets it.
     """
 
     name: Literal["fashion_mnist", "cifar10", "cifar100", "imagenet", "mindrecord", "text", "imagenet_samples"] = (
@@ -71,8 +71,8 @@ class DataSettings(Settings):
     ranks: Count = 1
 
     @model_validator(mode="after")
-    def _fitting(self) -> DataSettings:
-        """Settings of another kind of set are no typing errors to be passed over."""
+    def _check_kind_of_data(self) -> DataSettings:
+        """Refuse a setting that has no effect on this data set, and a rank outside the job."""
         for key, sets in _ONLY_FOR.items():
             if getattr(self, key) != type(self).model_fields[key].default and self.name not in sets:
                 raise ValueError(f"{key} has no meaning for {self.name}; it is for {', '.join(sets)}")
@@ -82,5 +82,5 @@ class DataSettings(Settings):
 
     @property
     def tokens(self) -> int:
-        """Text: how many tokens of a sequence a network is shown."""
+        """Text: tokens of a sequence that are the network's input."""
         return self.length - 2 if self.objective == "next" else self.length

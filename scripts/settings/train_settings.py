@@ -20,7 +20,7 @@ def _block_size(value: Any) -> int | str:
 
 
 def _from_name(key: str) -> BeforeValidator:
-    """Lets a block be given by the one value that matters most: `schedule: cosine`."""
+    """Let one value stand for a section: `schedule: cosine` is `schedule: {shape: cosine}`."""
 
     def expand(value: Any) -> Any:
         return {key: value} if not isinstance(value, dict | BaseModel) else value
@@ -29,16 +29,16 @@ def _from_name(key: str) -> BeforeValidator:
 
 
 class Schedule(Settings):
-    """How a learning rate, or damping, moves from its initial value over the run, in epochs.
+    """How a learning rate, or the damping, changes over the run, in epochs.
 
     Attributes:
-        shape: `polynomial` is (1 - epoch / end_epoch)^power. `thor` is the same as THOR's authors count it, at the
-            epoch that a step ends in, and halved at each epoch of `halve_at`.
+        shape: `polynomial` is (1 - epoch / end_epoch)^power. `thor` is the schedule of THOR's authors: the same
+            formula at the epoch in which a step ends, halved at each epoch of `halve_at`.
         power: Exponent of `polynomial` and `thor`.
-        end_epoch: Where the shape reaches its end; the run's last epoch unless given.
-        end_update: The same as a number of updates, instead of end_epoch.
-        final: Share of the initial value that the shape ends at.
-        warmup_epochs: The rate rises linearly from zero over so many epochs first.
+        end_epoch: Epoch at which the shape reaches its final value; by default the run's last.
+        end_update: The same as a number of updates; give only one of end_epoch and end_update.
+        final: Final value, as a share of the initial value.
+        warmup_epochs: Epochs over which the rate first rises linearly from zero.
         halve_at: Epochs at which the shape `thor` is halved.
     """
 
@@ -51,8 +51,8 @@ class Schedule(Settings):
     halve_at: list[Positive] = []
 
     @model_validator(mode="after")
-    def _published(self) -> Schedule:
-        """The published shape has no warm-up and ends at zero."""
+    def _check_shape_thor(self) -> Schedule:
+        """Refuse warm-up and a final value with the shape thor, and halving with another shape."""
         if self.shape == "thor" and (self.warmup_epochs or self.final):
             raise ValueError("the shape thor has neither warmup_epochs nor final")
         if self.shape != "thor" and self.halve_at:
@@ -60,8 +60,8 @@ class Schedule(Settings):
         return self
 
     @model_validator(mode="after")
-    def _of_the_shape(self) -> Schedule:
-        """What a shape does not look at is no typing error to be passed over."""
+    def _check_shape_options(self) -> Schedule:
+        """Refuse settings that the chosen shape does not use, and two ends."""
         if self.shape not in ("polynomial", "thor") and self.power != type(self).model_fields["power"].default:
             raise ValueError(f"power belongs to the shapes polynomial and thor, and the shape is {self.shape}")
         ending = [name for name in ("final", "end_epoch", "end_update") if getattr(self, name)]
@@ -76,13 +76,13 @@ NamedSchedule = Annotated[Schedule, _from_name("shape")]
 
 
 class Refresh(Settings):
-    """The trace rule: a published preset, or both thresholds.
+    """The trace rule: a published preset, or two thresholds on the relative change of a layer's trace.
 
     Attributes:
-        preset: A published rule; or give `update` and `stop`.
-        update: A layer whose trace has changed by more than this share refreshes.
-        stop: One whose trace has changed by less stops for good; 0 for never.
-        start: Update of the first candidate that is tested; all before it refresh.
+        preset: A published rule, instead of `update` and `stop`.
+        update: A layer refreshes if its trace has changed by more than this share.
+        stop: A layer stops for good if its trace has changed by less than this share; 0 for never.
+        start: Update of the first candidate refresh that is tested; earlier ones always refresh.
     """
 
     preset: Literal["thor", "thor_stop", "thor_nt"] | None = None
@@ -92,7 +92,7 @@ class Refresh(Settings):
 
     @model_validator(mode="after")
     def _complete(self) -> Refresh:
-        """Either a preset, or two ordered thresholds."""
+        """Require either a preset or two ordered thresholds."""
         thresholds = (self.update, self.stop)
         if (self.preset is None) == (thresholds == (None, None)):
             raise ValueError("must be a preset (thor, thor_stop, thor_nt) or have both update and stop")
@@ -105,12 +105,12 @@ class Refresh(Settings):
 
 
 class Interval(Settings):
-    """Updates between two refreshes: from start to end, each about factor times the one before.
+    """Updates between two candidate refreshes, which grow from start to end.
 
     Attributes:
-        start: Updates between the first two refreshes.
-        end: Updates between two refreshes at most.
-        factor: How much longer each interval is than the one before, about; more than 1 where end is more than start.
+        start: Updates between the first two candidate refreshes.
+        end: Updates between two candidate refreshes at most.
+        factor: Approximate ratio of an interval to the one before; must be more than 1 if end is more than start.
     """
 
     start: Count
@@ -129,7 +129,7 @@ class Interval(Settings):
 
 
 def _interval(value: Any) -> Any:
-    """A number of steps stands for an interval that does not grow."""
+    """Expand a number of steps to a constant interval."""
     if isinstance(value, dict | BaseModel):
         return value
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -137,34 +137,35 @@ def _interval(value: Any) -> Any:
     return {"start": value, "end": value}
 
 
-#: What thor.inner = adam takes from the block thor and not from the block adam.
-OF_THOR_FOR_ADAM = ("learning_rate", "schedule", "weight_decay")
+#: With thor.inner = adam, settings that are read from the section thor and not from the section adam.
+THOR_KEYS_FOR_ADAM = ("learning_rate", "schedule", "weight_decay")
 
 
 class ThorSettings(Settings):
     """Hyper-parameters of thor.THOR.
 
     Attributes:
-        damping: Damping at the start.
-        damping_decay: Factor on the damping over ten epochs, as published for ResNet-50.
-        damping_schedule: Another way for the damping to fall, as a learning rate does; published for BERT.
-        block_size: Rows of a block of the curvature; `auto` measures at the first step.
-        split: The paper's blocks, or with what they cut kept as a mean or as `rank` directions.
-        rank: Directions that the split `block+rank` keeps.
+        damping: Initial damping.
+        damping_decay: Factor on the damping over ten epochs, as published for ResNet-50; 1 for none.
+        damping_schedule: Another way to lower the damping: a schedule, instead of damping_decay; published for BERT.
+        block_size: Rows of a diagonal block of a factor; `auto` measures at the first step; or the path of a profile.
+        split: How a factor is approximated: its diagonal blocks as in the paper, and with `block+mean` or
+            `block+rank` also the off-diagonal part, as a mean or as a low-rank matrix.
+        rank: Rank of the off-diagonal part with split `block+rank`.
         refresh: The trace rule.
-        interval: Updates between refreshes: a number, or start, end and factor.
+        interval: Updates between candidate refreshes: a number, or start, end and factor.
         factor_interval: Updates between curvature steps; None leaves it to the optimizer.
-        factor_share: Share of a batch's examples from which factors are gathered.
-        factor_decay: Share of the past in the running average of the factors.
-        inner: What moves the weights by the preconditioned gradients: Momentum, or Adam with beta1, beta2, epsilon and
+        factor_share: Share of a batch's examples from which the factors are computed.
+        factor_decay: Decay of the running average of the factors.
+        inner: Optimizer that applies the preconditioned gradients: Momentum, or Adam with beta1, beta2, epsilon and
             use_nesterov of the section adam.
         momentum: Momentum of the steps, with inner = momentum.
         clip: Bound on the squared length of a step in the curvature's norm; None for no bound.
-        skip: Patterns of layer names that keep their plain gradient.
-        norms: Whether normalisation layers are preconditioned too, by their diagonal Fisher.
+        skip: Patterns of the names of layers that are not preconditioned.
+        norms: Precondition normalisation layers too, by their diagonal Fisher.
         clip_each: Bound on the norm of each weight's gradient, before it is preconditioned; None for no bound.
         grad_worker_fraction: In a job, share of the ranks that hold each layer's inverses.
-        per: In a job, what one rank inverts as a whole.
+        per: In a job, unit of inversion that is assigned to one rank.
     """
 
     learning_rate: Positive = 0.05
@@ -192,7 +193,7 @@ class ThorSettings(Settings):
 
     @model_validator(mode="after")
     def _inner(self) -> ThorSettings:
-        """What is Momentum's has no meaning for Adam."""
+        """Refuse settings of Momentum with inner = adam."""
         if self.inner == "adam" and self.momentum != type(self).model_fields["momentum"].default:
             raise ValueError("momentum belongs to inner = momentum; with inner = adam set adam.beta1")
         if self.inner == "adam" and self.clip is not None:
@@ -201,14 +202,14 @@ class ThorSettings(Settings):
 
     @model_validator(mode="after")
     def _split(self) -> ThorSettings:
-        """Only one split keeps so many directions."""
+        """Refuse a rank with a split that does not use it."""
         if self.split != "block+rank" and self.rank != type(self).model_fields["rank"].default:
             raise ValueError(f"rank belongs to split = block+rank, and split is {self.split}; leave it out")
         return self
 
     @model_validator(mode="after")
     def _damping(self) -> ThorSettings:
-        """Damping falls in one way, and is never zero."""
+        """Refuse two ways to change the damping, and a schedule that brings it to zero."""
         falling = self.damping_schedule
         if falling is None:
             return self
@@ -227,8 +228,8 @@ class MomentumSettings(Settings):
     """Hyper-parameters of first_order.Momentum; momentum is its alpha.
 
     Attributes:
-        momentum: What is kept of the velocity.
-        mode: Whether the step looks ahead.
+        momentum: Share of the velocity that each step keeps.
+        mode: Standard or Nesterov momentum.
     """
 
     learning_rate: Positive = 0.05
@@ -242,10 +243,10 @@ class AdamSettings(Settings):
     """Hyper-parameters of first_order.Adam.
 
     Attributes:
-        beta1: Share of the past in the average of gradients.
-        beta2: Share of the past in the average of their squares.
+        beta1: Decay of the running average of the gradients.
+        beta2: Decay of the running average of the squared gradients.
         epsilon: Added to the root of the average of squares.
-        use_nesterov: Whether the step looks ahead.
+        use_nesterov: Use Nesterov momentum.
     """
 
     learning_rate: Positive = 0.001
@@ -258,12 +259,12 @@ class AdamSettings(Settings):
 
 
 class AdafactorSettings(Settings):
-    """Hyper-parameters of first_order.Adafactor, whose learning rate is relative to the weights; eps1 may be null.
+    """Hyper-parameters of first_order.Adafactor, whose learning rate is relative to the size of the weights.
 
     Attributes:
-        beta2_decay: Exponent of the step in the average of squares; nearer to 0 forgets faster.
-        eps1: Least size of the averages that are divided by; null for the type's machine epsilon.
-        eps2: Least size of the weights that the learning rate is relative to.
+        beta2_decay: Exponent of the step in the decay of the average of squares; nearer to 0 forgets faster.
+        eps1: Lower bound on the averages that the gradient is divided by; null for the type's machine epsilon.
+        eps2: Lower bound on the size of the weights that scales the learning rate.
         d: Bound on the root mean square of an update, before the learning rate.
     """
 
@@ -291,29 +292,29 @@ class TrainSettings(Settings):
     Attributes:
         network: Short name of a network of `models`, or module:callable.
         network_options: Arguments for the network's factory.
-        loss: The two last compare the network's output with its own input, as an autoencoder needs.
+        loss: `squared_error` and `binary_cross_entropy` compare the output with the input, as for an autoencoder.
         label_smoothing: Share of each target that is spread over all classes.
-        epochs: How often the training set is gone through.
-        batch_size: Examples a step, of all processes of a job together: each has an equal share.
+        epochs: Passes over the training set.
+        batch_size: Examples per step, over all processes of a job; each process has an equal share.
         accumulation: Steps whose gradients are averaged into one update.
-        seed: Decides initial weights, order and augmentation.
-        optimizer: Which optimizer, and which section below is used.
-        amp: Mixed precision as mindspore.amp has it: O0 none, O2 float16 but for normalisation, O3 all of it.
+        seed: Seed of the initial weights, the order of the examples and the augmentation.
+        optimizer: The optimizer, which also selects the section below that is used.
+        amp: Mixed precision level of mindspore.amp: O0 none, O2 float16 except normalisation, O3 float16 throughout.
         loss_scale: Factor on the loss while gradients are computed, against underflow: fixed, or `dynamic`.
-        decay_all: Weight decay acts on all weights, biases too, but those with beta or gamma in their names, as
-            MindSpore calls normalisation's (adafactor: on these too); false leaves out all weights of one dimension.
+        decay_all: With true, weight decay acts on all weights, including biases, except those with beta or gamma in
+            their names (MindSpore's normalisation; adafactor decays these too); with false, on none of dimension one.
         clip_norm: Bound on the norm of all gradients together (first-order optimizers; THOR has thor.clip).
-        ema: Share of the past in a running average of the weights, which is then what is evaluated; 0 for none.
-        device: Where to train; `auto` takes an Ascend or a GPU where there is one.
-        mode: Compiled as a whole, or operator by operator, to find errors.
+        ema: Decay of a running average of the weights, which is evaluated instead of the weights; 0 for none.
+        device: Device to train on; `auto` takes an Ascend or a GPU if there is one.
+        mode: `graph` compiles the step; `pynative` runs operator by operator, for debugging.
         out: Folder of the run.
-        checkpoint_every: Steps between checkpoints, besides the one after each epoch; 0 for none. Where updates take
-            several steps (accumulation), it is made with the update that is under way then; eval_every_steps alike.
-        keep: Newest checkpoints that are kept, besides the best one.
+        checkpoint_every: Steps between checkpoints, in addition to the one after each epoch; 0 for none. With
+            accumulation, a checkpoint waits for the end of the update; so does an evaluation (eval_every_steps).
+        keep: Number of newest checkpoints that are kept, in addition to the best one.
         eval_every: Epochs between evaluations on the test set.
-        eval_every_steps: Steps between further evaluations; 0 for none.
-        eval_batch_size: Examples a batch of evaluation, of each process; 1000 where the set is in memory, else its
-            share of batch_size.
+        eval_every_steps: Steps between additional evaluations; 0 for none.
+        eval_batch_size: Examples per evaluation batch of each process; by default 1000 for a data set in memory,
+            otherwise the process's share of batch_size.
         log_every: Steps between lines in metrics.jsonl.
         tensorboard: Also write event files for TensorBoard (needs tensorboardX).
     """
@@ -350,7 +351,7 @@ class TrainSettings(Settings):
 
     @model_validator(mode="after")
     def _consistent(self) -> TrainSettings:
-        """What is refused only in combination."""
+        """Refuse settings that contradict each other."""
         if self.clip_norm is not None and self.optimizer == "thor":
             raise ValueError("clip_norm is for first-order optimizers; with thor use thor.clip, the bound on its step")
         if self.reconstructs and self.label_smoothing:
@@ -367,21 +368,21 @@ class TrainSettings(Settings):
         return self
 
     @model_validator(mode="after")
-    def _of_thor(self) -> TrainSettings:
-        """Adam inside THOR has these from the block thor: in its own they would be passed over."""
+    def _check_adam_in_thor(self) -> TrainSettings:
+        """With thor.inner = adam, refuse settings of the section adam that would be ignored."""
         if self.optimizer != "thor" or self.thor.inner != "adam":
             return self
-        for name in OF_THOR_FOR_ADAM:
+        for name in THOR_KEYS_FOR_ADAM:
             if getattr(self.adam, name) != AdamSettings.model_fields[name].default:
                 raise ValueError(f"adam.{name} means nothing with thor.inner = adam; set thor.{name}")
         return self
 
     @property
     def share(self) -> int:
-        """Examples that this process has of each batch."""
+        """Examples of each batch on this process."""
         return self.batch_size // self.data.ranks
 
     @property
     def reconstructs(self) -> bool:
-        """Whether the network is to give back its input."""
+        """True if the target is the network's input."""
         return self.loss != "cross_entropy"

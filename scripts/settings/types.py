@@ -1,4 +1,4 @@
-"""What blocks of settings are made of."""
+"""Types that all sections of settings share."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ Count = Annotated[int, Field(ge=1)]
 
 
 class Settings(BaseModel):
-    """Base of all blocks: unknown keys are refused, nothing is converted but int to float."""
+    """Base class of all sections: unknown keys are refused, and the only conversion is int to float."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)

@@ -14,13 +14,13 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from scripts.common.atomic_write import write_whole
-from scripts.settings.train_settings import OF_THOR_FOR_ADAM, TrainSettings
+from scripts.common.atomic_write import write_atomically
+from scripts.settings.train_settings import THOR_KEYS_FOR_ADAM, TrainSettings
 from thor.runtime.errors import UserError
 
-BLOCKS = ("thor", "momentum", "adam", "adafactor")
+OPTIMIZER_SECTIONS = ("thor", "momentum", "adam", "adafactor")
 
-# What may differ between a run and its continuation: it changes no number of the training.
+# Settings that may change when a run is resumed: they do not affect the training's numbers.
 _FREE_TO_CHANGE = (
     "out",
     "checkpoint_every",
@@ -33,19 +33,19 @@ _FREE_TO_CHANGE = (
     "data.folder",
     "data.workers",
     "data.rank",
-    "data.ranks",  # batch_size is of all ranks together
+    "data.ranks",  # batch_size counts all ranks together
 )
 
-_FREE_FORM = "network_options"  # arguments of a network's factory, in which None is a value
+_FREE_FORM = "network_options"  # arguments of the network's factory, where None is a value
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML in which 1e-3 is a number (YAML 1.1 wants 1.0e-3, and reads a text otherwise), and no key stands twice."""
+    """YAML loader that reads 1e-3 as a number (YAML 1.1 requires 1.0e-3) and refuses duplicate keys."""
 
     yaml_implicit_resolvers = {key: list(value) for key, value in yaml.SafeLoader.yaml_implicit_resolvers.items()}
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        """Refuse a key that stands there twice: of two blocks of one name YAML would keep the last, and say nothing."""
+        """Refuse a duplicate key, of which YAML would silently keep the last value."""
         node = super().compose_mapping_node(anchor)
         seen = set()
         for key, _ in node.value:
@@ -61,7 +61,7 @@ _Loader.add_implicit_resolver(
 
 
 def load_config(path: Path | None, overrides: Sequence[str] = ()) -> TrainSettings:
-    """The settings of a file (or the defaults), with `--key value` pairs on top."""
+    """Read settings from a file (or the defaults) and apply `--key value` overrides."""
     values = read_yaml(path) if path else {}
     for key, value in parse_overrides(overrides):
         _assign(values, key, value)
@@ -69,9 +69,11 @@ def load_config(path: Path | None, overrides: Sequence[str] = ()) -> TrainSettin
 
 
 def read_yaml(path: Path, children: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """The mapping in a YAML file, on top of those of the files that it names as `base`.
+    """The mapping in a YAML file, merged over those of its `base` files.
 
-    `base: other.yaml` or a list of files, relative to the file itself; of several, the later ones win.
+    Args:
+        path: The file. Its key `base` is a file or a list of files, relative to it; later ones override earlier ones.
+        children: The files that lead to this one through `base`, to detect a cycle.
     """
     values = _read_one(path)
     bases = values.pop("base", [])
@@ -89,7 +91,7 @@ def read_yaml(path: Path, children: tuple[Path, ...] = ()) -> dict[str, Any]:
 
 
 def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """Two mappings, block by block; where both have a value, it is that above."""
+    """Merge two nested mappings; values of ``above`` override those of ``below``."""
     result = dict(below)
     for key, value in above.items():
         mine = result.get(key)
@@ -105,18 +107,18 @@ def _read_one(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: no such file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read ({error})") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # a ValueError: a date that is none, as 2001-99-99
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: an invalid date such as 2001-99-99
         raise UserError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
     if values is None:
         return {}
     if not isinstance(values, dict):
         raise UserError(f"{path}: must hold `key: value` lines")
-    # a block whose lines are all comments is one that says nothing
-    return {key: value for key, value in values.items() if value is not None or _block([key]) is None}
+    # a section without lines is None in YAML; it sets nothing
+    return {key: value for key, value in values.items() if value is not None or _section([key]) is None}
 
 
 def parse_overrides(arguments: Sequence[str]) -> Iterator[tuple[str, Any]]:
-    """Pairs of `--key value` and `--key=value`; values are read as YAML."""
+    """Yield the keys and values of `--key value` and `--key=value`; values are parsed as YAML."""
     rest = list(arguments)
     while rest:
         option = rest.pop(0)
@@ -134,7 +136,7 @@ def parse_overrides(arguments: Sequence[str]) -> Iterator[tuple[str, Any]]:
 
 
 def validate(values: dict[str, Any]) -> TrainSettings:
-    """Checked settings, or an error with one line for each bad one."""
+    """Validate settings; UserError with one line for each invalid one."""
     try:
         return TrainSettings.model_validate(values)
     except ValidationError as error:
@@ -143,39 +145,42 @@ def validate(values: dict[str, Any]) -> TrainSettings:
 
 
 def resolved(settings: TrainSettings) -> dict[str, Any]:
-    """All settings that a run uses, as plain values: the blocks of other optimizers are left out."""
+    """All settings that a run uses, as plain values, without the sections of other optimizers."""
     values = settings.model_dump(mode="json")
-    used = {key: value for key, value in values.items() if key not in BLOCKS or key == settings.optimizer}
+    used = {key: value for key, value in values.items() if key not in OPTIMIZER_SECTIONS or key == settings.optimizer}
     if settings.optimizer == "thor" and settings.thor.inner == "adam":
-        used["adam"] = {key: value for key, value in values["adam"].items() if key not in OF_THOR_FOR_ADAM}
+        used["adam"] = {key: value for key, value in values["adam"].items() if key not in THOR_KEYS_FOR_ADAM}
     return used
 
 
 def save_config(settings: TrainSettings, path: Path) -> None:
     """Write the resolved settings as YAML."""
-    write_whole(path, yaml.safe_dump(_without_none(resolved(settings)), sort_keys=False))
+    write_atomically(path, yaml.safe_dump(_without_none(resolved(settings)), sort_keys=False))
 
 
 def differences(old: TrainSettings, new: TrainSettings, also: Container[str] = ()) -> list[str]:
-    """The settings that matter to a run's numbers and differ, as `key: old -> new`.
+    """The settings that differ and affect a run's numbers, as `key: old -> new`.
 
-    ``also`` are keys that matter to the caller, though a continuation may change them.
+    Args:
+        old: Settings of the run.
+        new: Settings to compare with.
+        also: Further keys to compare, of those that may change when a run is resumed.
     """
-    before, after = dict(_flat(resolved(old))), dict(_flat(resolved(new)))
+    before, after = dict(_flatten(resolved(old))), dict(_flatten(resolved(new)))
     return [
-        f"{key}: {_told(key, before)} -> {_told(key, after)}"
+        f"{key}: {_displayed(key, before)} -> {_displayed(key, after)}"
         for key in sorted(before.keys() | after.keys())
-        if _told(key, before) != _told(key, after) and (key in also or key not in _FREE_TO_CHANGE)
+        if _displayed(key, before) != _displayed(key, after) and (key in also or key not in _FREE_TO_CHANGE)
     ]
 
 
-def _told(key: str, values: dict[str, Any]) -> Any:
-    """A setting's value; an argument of a network's factory that is None is not one that is left out."""
+def _displayed(key: str, values: dict[str, Any]) -> Any:
+    """A setting's value for display; an absent argument of the network's factory is not the value None."""
     return values.get(key, "left out" if key.startswith(f"{_FREE_FORM}.") else None)
 
 
 def _assign(values: dict[str, Any], key: str, value: Any) -> None:
-    """Set a dotted key; on the way, a block that was given by a single value becomes a mapping."""
+    """Set a dotted key in nested mappings; UserError if a parent has a plain value."""
     *parents, last = key.split(".")
     for depth, parent in enumerate(parents, start=1):
         inner = values.get(parent)
@@ -184,19 +189,19 @@ def _assign(values: dict[str, Any], key: str, value: Any) -> None:
             part = key.removeprefix(f"{name}.")
             whole = f"--{name} '{{{part}: {value}, ...}}'"
             raise UserError(f"--{key}: {name} is {inner!r} here, and has no parts; give it whole: {whole}")
-        if inner is None:  # not there, or a block's name with nothing below it
+        if inner is None:  # absent, or a section without lines
             inner = values[parent] = {}
         values = inner
     values[last] = value
 
 
 def _location(detail: ErrorDetails) -> str:
-    """The dotted key of an error."""
+    """The dotted key of a validation error."""
     return ".".join(str(part) for part in detail["loc"])
 
 
 def _explain(detail: ErrorDetails) -> str:
-    """One line for one bad setting: name, value, and what is allowed."""
+    """One line for an invalid setting: name, value, and allowed values."""
     name = _location(detail)
     if detail["type"] == "extra_forbidden":
         return _unknown_key(name)
@@ -206,58 +211,58 @@ def _explain(detail: ErrorDetails) -> str:
     if detail["type"] in ("model_type", "dict_type"):
         return f"{name} = {detail['input']!r}: must be a block of settings (key: value)"
     if detail["type"] == "value_error" and (not name or isinstance(detail["input"], dict)):
-        return f"{name}: {message}" if name else message  # about several settings of a block
+        return f"{name}: {message}" if name else message  # concerns several settings of a section
     if detail["type"] == "value_error":
         return f"{name} = {detail['input']!r}: {message}"
     return f"{name} = {detail['input']!r}: must be {message}"
 
 
 def _unknown_key(name: str) -> str:
-    """An unknown key, with the nearest known one or all that stand in its place."""
+    """Message for an unknown key, with the nearest known key or all keys of its section."""
     parent, _, last = name.rpartition(".")
-    block = _block(parent.split(".") if parent else [])
+    block = _section(parent.split(".") if parent else [])
     known = list(block.model_fields) if block else []
-    near = _elsewhere(last) or difflib.get_close_matches(last, known, n=1)
+    near = _in_other_sections(last) or difflib.get_close_matches(last, known, n=1)
     prefix = f"{parent}." if parent and near and near[0] in known else ""
     hint = f"did you mean {prefix}{near[0]}?" if near else f"known are {', '.join(known)}"
     return f"unknown key {name}: {hint}"
 
 
-def _elsewhere(last: str) -> list[str]:
-    """Dotted keys of other blocks that end so."""
-    keys = [key for key, _ in _flat(TrainSettings().model_dump())]
+def _in_other_sections(last: str) -> list[str]:
+    """The first dotted key whose last part is this name, if there is one."""
+    keys = [key for key, _ in _flatten(TrainSettings().model_dump())]
     return [key for key in keys if key.rpartition(".")[2] == last][:1]
 
 
-def _block(path: Iterable[str]) -> type[BaseModel] | None:
-    """The settings class at a dotted key."""
+def _section(path: Iterable[str]) -> type[BaseModel] | None:
+    """The settings class at a dotted key; None if the key is not a section."""
     block: type[BaseModel] = TrainSettings
     for part in path:
         field = block.model_fields.get(part)
-        found = _model_in(field.annotation) if field else None
+        found = _settings_class(field.annotation) if field else None
         if found is None:
             return None
         block = found
     return block
 
 
-def _model_in(annotation: Any) -> type[BaseModel] | None:
+def _settings_class(annotation: Any) -> type[BaseModel] | None:
     """The settings class in an annotation such as `Schedule | None`."""
     options = typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
     return next((o for o in options if isinstance(o, type) and issubclass(o, BaseModel)), None)
 
 
-def _flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys and plain values of nested mappings."""
+def _flatten(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the dotted keys and plain values of nested mappings."""
     for key, value in values.items():
         if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
+            yield from _flatten(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
 
 
 def _without_none(values: dict[str, Any]) -> dict[str, Any]:
-    """Nested mappings without what is not set; what the user's own factory is given stays as it is."""
+    """Nested mappings without None values, except in the arguments of the network's factory."""
     return {
         key: _without_none(value) if isinstance(value, dict) and key != _FREE_FORM else value
         for key, value in values.items()

@@ -1,4 +1,4 @@
-"""Settings put into effect: device, data, network and loss; what training, evaluation and export have in common."""
+"""Build device, data, network and loss from settings, for training and evaluation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from thor.runtime.errors import UserError
 
 @dataclass(frozen=True)
 class Parts:
-    """What a configuration stands for."""
+    """The objects that a configuration describes."""
 
     device: str
     feeds: Feeds
@@ -24,12 +24,12 @@ class Parts:
 
 
 def build(settings: TrainSettings, feeds: Feeds | None = None, device: str | None = None) -> Parts:
-    """Set device, mode and seed, then make data, network and loss.
+    """Set device, mode and seed, then build data, network and loss.
 
     Args:
         settings: The configuration.
-        feeds: The data, where they are open already.
-        device: What `select_device` gave, where it was called already: MindSpore takes it once.
+        feeds: The data, if they are already open.
+        device: The result of `select_device`, if it was already called: MindSpore's target can be set only once.
     """
     device = device or select_device(settings.device)
     ms.set_context(mode=ms.GRAPH_MODE if settings.mode == "graph" else ms.PYNATIVE_MODE)
@@ -41,14 +41,14 @@ def build(settings: TrainSettings, feeds: Feeds | None = None, device: str | Non
 
 
 def make_convolutions_fast(network: nn.Cell) -> None:
-    """As thor.THOR does for the layers that it captures: patches times weights where MindSpore's kernel is slow."""
+    """Replace slow convolution kernels by patches times weights, as thor.THOR does for the layers that it captures."""
     from thor.runtime.device import fast_convolutions
 
     fast_convolutions(network)
 
 
 def select_device(name: str) -> str:
-    """Set MindSpore's target."""
+    """Set MindSpore's target and return its name; UserError if it is not available."""
     import thor
 
     try:
@@ -57,8 +57,8 @@ def select_device(name: str) -> str:
         raise UserError(str(error)) from error
 
 
-def whole_steps(settings: TrainSettings, batches: int) -> int:
-    """Steps an epoch, a multiple of the accumulation; an error where there is none."""
+def count_steps(settings: TrainSettings, batches: int) -> int:
+    """Steps per epoch, rounded down to a multiple of the accumulation; UserError if that is 0."""
     steps = batches // settings.accumulation * settings.accumulation
     if steps == 0:
         raise UserError(

@@ -1,4 +1,4 @@
-"""Whether data, network and loss fit together: one example goes through all three before anything is trained."""
+"""Check that data, network and loss fit together, with one example, before training starts."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from thor.runtime.errors import UserError, message_of
 
 
 def check_fit(settings: TrainSettings, feeds: Feeds, network: nn.Cell, loss: nn.Cell) -> None:
-    """An error that names network, shapes and the cure where one example does not pass, or a class has no output.
+    """Run one example through network and loss; UserError with shapes and advice if it fails or a class has no output.
 
-    It runs operator by operator: to compile a deep network for it would take longer than all else before the first
-    step. Without training mode, normalisation keeps its statistics and dropout draws no numbers.
+    The network runs operator by operator, because compiling a deep network for one example takes too long. It runs in
+    evaluation mode, so that normalisation statistics and dropout's random state do not change.
     """
     inputs, labels = _one_example(feeds)
     training = network.training
@@ -34,17 +34,17 @@ def check_fit(settings: TrainSettings, feeds: Feeds, network: nn.Cell, loss: nn.
 
 
 def _one_example(feeds: Feeds) -> tuple[list[Tensor], Tensor]:
-    """Inputs and labels of a batch of one: the epoch's last, before which nothing has to be read."""
+    """Inputs and labels of a batch of one: the epoch's last, which can be read without the ones before."""
     one = cast(Any, replace(cast(Any, feeds.train), batch_size=1, rank=0, ranks=1))
     *inputs, labels = next(one.epoch(0, len(one) - 1))
     return [Tensor(part) for part in inputs], Tensor(labels)
 
 
 def _outputs(settings: TrainSettings, network: nn.Cell, inputs: list[Tensor]) -> Tensor:
-    """What the network makes of an example."""
+    """The network's output for an example; UserError if the network fails."""
     try:
         outputs = network(*inputs)
-        outputs.asnumpy()  # an error may come only where a value is asked for
+        outputs.asnumpy()  # MindSpore may raise an error only when the value is read
     except Exception as error:
         shapes = " and ".join(str(part.shape) for part in inputs)
         raise UserError(
@@ -56,7 +56,7 @@ def _outputs(settings: TrainSettings, network: nn.Cell, inputs: list[Tensor]) ->
 
 
 def _check_classes(settings: TrainSettings, feeds: Feeds, outputs: Tensor) -> None:
-    """Each class of the set has an output, not that of the one example alone."""
+    """Check that the network has an output for every class of the data set."""
     count, classes = outputs.shape[-1] if outputs.ndim else 1, max(classes_of(feeds.train), classes_of(feeds.test))
     if count < classes:
         option = "vocab_size" if settings.data.name == "text" else "num_classes"
@@ -67,7 +67,7 @@ def _check_classes(settings: TrainSettings, feeds: Feeds, outputs: Tensor) -> No
 
 
 def _check_loss(settings: TrainSettings, loss: nn.Cell, outputs: Tensor, targets: Tensor) -> None:
-    """The loss takes these outputs."""
+    """Check that the loss accepts these outputs."""
     try:
         loss(outputs, targets).asnumpy()
     except Exception as error:

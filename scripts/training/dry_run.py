@@ -1,4 +1,4 @@
-"""What a configuration would do: layers, captured factors, memory, steps, and where files would go."""
+"""Preview of a run: layers, captured factors, memory, steps, and the files that it would write."""
 
 from __future__ import annotations
 
@@ -11,31 +11,32 @@ from mindspore import nn
 from rich.console import Console
 from rich.table import Table
 
+from first_order.cells import own_parameters
 from scripts.common.memory_use import memory
 from scripts.data import fetch
 from scripts.data.factory import PUBLISHED_SIZES, Feeds, open_feeds
 from scripts.run_folder import checkpoints
 from scripts.settings.train_settings import TrainSettings
 from scripts.settings.yaml_config import differences, load_config
-from scripts.training.build import make_convolutions_fast, select_device, whole_steps
+from scripts.training.build import count_steps, make_convolutions_fast, select_device
 from scripts.training.check_shapes import check_fit
-from scripts.training.loop import CHECKPOINTS, CONFIG, held
+from scripts.training.loop import CHECKPOINTS, CONFIG, existing_run_message
 from scripts.training.networks import build_loss, build_network
 from scripts.training.optimizers import build_stepper
 from thor.runtime.errors import UserError
 
-WRAPPED = "_backbone."  # where mixed precision puts the network
+WRAPPED = "_backbone."  # prefix of the layer names with mixed precision
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What would be trained.
+class Preview:
+    """The run that would be trained.
 
     Attributes:
-        network: Its layers, with their weights.
-        optimizer: Made, and never stepped.
-        steps_per_epoch: None where the data are not here and their size is not published.
-        notes: What is missing here for the run to start.
+        network: The network.
+        optimizer: The optimizer, which takes no step.
+        steps_per_epoch: None if the data are missing and their size is unknown.
+        notes: What this machine lacks for the run.
     """
 
     network: nn.Cell
@@ -44,24 +45,24 @@ class Plan:
     notes: list[str]
 
 
-def show(settings: TrainSettings, console: Console | None = None) -> Plan:
-    """Print what a run of these settings would be; missing data or devices are told, and are no error here."""
+def show(settings: TrainSettings, console: Console | None = None) -> Preview:
+    """Print the run that these settings describe; missing data or devices are noted, and are not an error."""
     console = console or Console()
-    plan = _plan(settings)
-    sizes = memory(plan.network, plan.optimizer)
-    console.print(_layers(settings.network, plan, sizes["curvature"]))
-    left_out = getattr(plan.optimizer, "left_out", [])
+    preview = _build(settings)
+    sizes = memory(preview.network, preview.optimizer)
+    console.print(_layers(settings.network, preview, sizes["curvature"]))
+    left_out = getattr(preview.optimizer, "left_out", [])
     lines = [f"plain gradient: {len(left_out)} layers"] if left_out else []
-    lines += [_memory(sizes), _steps(settings, plan.steps_per_epoch)]
+    lines += [_memory(sizes), _steps(settings, preview.steps_per_epoch)]
     lines += [f"files: {line}" for line in _files(settings)]
-    lines += [f"MISSING HERE: {note}" for note in plan.notes]
+    lines += [f"MISSING HERE: {note}" for note in preview.notes]
     for line in lines:
         console.print(line, highlight=False, soft_wrap=True, markup=False)
-    return plan
+    return preview
 
 
-def _plan(settings: TrainSettings) -> Plan:
-    """Network and optimizer as the run would have them; on the CPU where the device is not here."""
+def _build(settings: TrainSettings) -> Preview:
+    """Build the network and the optimizer of the run; on the CPU if the device is not available."""
     notes: list[str] = []
     try:
         select_device(settings.device)
@@ -79,44 +80,44 @@ def _plan(settings: TrainSettings) -> Plan:
     steps = _steps_per_epoch(settings, feeds)
     try:
         network, loss = build_network(settings, _options_by_data(settings, feeds)), build_loss(settings)
-    except UserError as error:  # what is missing may be why
+    except UserError as error:  # missing data may be the cause
         raise UserError("\n       ".join([f"{error}", *(f"MISSING HERE: {note}" for note in notes)])) from None
     if feeds:
         check_fit(settings, feeds, network, loss)
     if settings.optimizer != "thor":
         make_convolutions_fast(network)
     stepper = build_stepper(settings, network, loss, steps or settings.accumulation)
-    return Plan(network, stepper.optimizer, steps, notes)
+    return Preview(network, stepper.optimizer, steps, notes)
 
 
 def _options_by_data(settings: TrainSettings, feeds: Feeds | None) -> dict[str, Any]:
-    """Arguments for the network's factory that the data decide; without a text, by what is asked of it."""
+    """Arguments for the network's factory that depend on the data; without the text, from its settings."""
     if feeds:
         return feeds.network_options
     return {"vocab_size": settings.data.vocabulary} if settings.data.name == "text" else {}
 
 
 def _steps_per_epoch(settings: TrainSettings, feeds: Feeds | None) -> int | None:
-    """Steps an epoch, by the data or else by the set's published size."""
+    """Steps per epoch, from the data or from the data set's published size; None if neither is known."""
     if feeds:
-        return whole_steps(settings, len(feeds.train))
+        return count_steps(settings, len(feeds.train))
     examples = PUBLISHED_SIZES.get(settings.data.name)
     if examples is None:
         return None
     examples = min(examples, settings.data.train_size or examples)
-    return whole_steps(settings, examples // settings.batch_size)
+    return count_steps(settings, examples // settings.batch_size)
 
 
-def _layers(title: str, plan: Plan, curvature: dict[str, int]) -> Table:
-    """Each layer with weights of its own, and its factors where it is captured."""
-    captured = {record.name: record for record in getattr(plan.optimizer, "layers", [])}
+def _layers(title: str, preview: Preview, curvature: dict[str, int]) -> Table:
+    """A table of the layers that have weights, and of their factors if they are captured."""
+    captured = {record.name: record for record in getattr(preview.optimizer, "layers", [])}
     table = Table(title=title)
     table.add_column("layer", no_wrap=True)
     table.add_column("kind", no_wrap=True)
     for column in ("weights", "A", "G", "KiB") if captured else ("weights",):
         table.add_column(column, justify="right", no_wrap=True)
-    for name, cell in plan.network.cells_and_names():
-        own = [p for p in cell._params.values() if p is not None and p.requires_grad]
+    for name, cell in preview.network.cells_and_names():
+        own = [p for p in own_parameters(cell) if p.requires_grad]
         if not own:
             continue
         row = [
@@ -131,7 +132,7 @@ def _layers(title: str, plan: Plan, curvature: dict[str, int]) -> Table:
 
 
 def _factors(record: Any) -> list[str]:
-    """Size of each factor, and the blocks that it is cut into."""
+    """Size of each factor, and number and size of its diagonal blocks."""
     sizes = []
     for size, blocks in ((record.a_dim, record.blocks[0]), (record.g_dim, record.blocks[1])):
         sizes.append(f"{size}={blocks[0]}x{blocks[1]}" if blocks else f"{size}")
@@ -139,7 +140,7 @@ def _factors(record: Any) -> list[str]:
 
 
 def _memory(sizes: dict[str, Any]) -> str:
-    """Bytes that stay through a run; what a step needs besides depends on batch and device, and is not known before."""
+    """Memory that a run holds throughout; the activations are unknown before a step runs."""
     parts = {
         "weights": sizes["weights"],
         "optimizer": sizes["optimizer"],
@@ -150,7 +151,7 @@ def _memory(sizes: dict[str, Any]) -> str:
 
 
 def _steps(settings: TrainSettings, per_epoch: int | None) -> str:
-    """How long the run would be."""
+    """Length of the run in steps, and the batch."""
     shape = f"batch {settings.batch_size}"
     if settings.data.ranks > 1:
         shape += f" ({settings.share} on each of {settings.data.ranks} ranks)"
@@ -162,7 +163,7 @@ def _steps(settings: TrainSettings, per_epoch: int | None) -> str:
 
 
 def _files(settings: TrainSettings) -> list[str]:
-    """Where things would go, and what is there now."""
+    """The files that the run would write, and the checkpoint that its folder has now."""
     folder = Path(settings.out)
     lines = [f"{folder}/ for metrics.jsonl, metrics.csv, refreshes.csv, summary.json, {CONFIG}"]
     lines.append(f"{folder / CHECKPOINTS}/ for the newest {settings.keep} checkpoints and the best one")
@@ -171,5 +172,6 @@ def _files(settings: TrainSettings) -> list[str]:
     step = checkpoints.last_step(folder / CHECKPOINTS)
     if step is not None:
         changed = differences(load_config(folder / CONFIG), settings) if (folder / CONFIG).is_file() else []
-        lines.append(held(folder, step) + (f" (--resume needs its settings: {'; '.join(changed)})" if changed else ""))
+        needed = f" (--resume needs its settings: {'; '.join(changed)})" if changed else ""
+        lines.append(existing_run_message(folder, step) + needed)
     return lines

@@ -1,4 +1,4 @@
-"""How good a network is on the test set."""
+"""Evaluation of a network on the test set."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ from scripts.training.job_ranks import Ranks
 from thor.runtime.errors import UserError
 
 TOP = 5
-SUMS = ("loss", "accuracy", "top5", "error")  # what is added up over examples
+SUMS = ("loss", "accuracy", "top5", "error")  # quantities that are summed over examples
 
 
 @dataclass(frozen=True)
 class Scores:
-    """What an evaluation found; higher is better for accuracies, lower for the others.
+    """Results of an evaluation; higher is better for accuracies, lower for the others.
 
     Attributes:
-        loss: Mean loss of an example (text: of a predicted word).
-        values: `accuracy` and, with more than five classes, `top5`; or `error`, the squared error of an image.
-        count: Examples (words) that were counted.
+        loss: Mean loss per example (text: per predicted word).
+        values: `accuracy` and, with more than five classes, `top5`; or `error`, the squared error per image (summed
+            over its pixels).
+        count: Number of examples (words) that count.
     """
 
     loss: float
@@ -37,15 +38,15 @@ class Scores:
 
     @property
     def metric(self) -> tuple[str, float]:
-        """Name and value of what comes first."""
+        """Name and value of the main metric, the first of `values`."""
         return next(iter(self.values.items()))
 
     def named(self) -> dict[str, float]:
-        """All values by the names that they have in the metrics file."""
+        """All values under their names in the metrics file."""
         return {"test_loss": self.loss, **{f"test_{name}": value for name, value in self.values.items()}}
 
     def better_than(self, other: float | None) -> bool:
-        """Whether the metric is a number, and better than another value of it."""
+        """True if the metric is finite and better than ``other``; any finite metric is better than None or NaN."""
         name, value = self.metric
         if not math.isfinite(value) or other is None or not math.isfinite(other):
             return math.isfinite(value)
@@ -53,25 +54,33 @@ class Scores:
 
 
 def places_of(scores: NDArray[Any], labels: NDArray[Any]) -> NDArray[np.int64]:
-    """How many classes stand before each example's own: those of higher score, and of equal ones the earlier.
+    """Place of each example's label among the classes in order of score: the number of classes before it.
 
-    Scores [N, C] and labels [N] to places [N]: 0 is ``argmax``'s, below 5 are hits among five, and from 5 on those of
-    equal score are not looked at. A score that is no number stands before all others; an own one gets the place C.
-    To compare takes a tenth of the time of sorting out the five highest, a third of an evaluation with 2000 words.
+    Classes with a higher score come before the label. Earlier classes with an equal score do too, but are counted only
+    if fewer than five classes have a higher score. NaN scores come before all others; a label whose score is NaN has
+    place C. Comparing is faster than sorting.
+
+    Args:
+        scores: Scores of the classes [N, C].
+        labels: The right class of each example [N].
+
+    Returns:
+        Places [N]: 0 where the label is the ``argmax``, below 5 where it is among the five highest scores.
     """
     own = np.take_along_axis(scores, labels[:, None], axis=-1)
     places = np.count_nonzero(~(scores <= own), axis=-1)
-    hits = np.flatnonzero(places < TOP)  # only of these, mostly few, is it asked which come before it at the same score
+    hits = np.flatnonzero(places < TOP)  # ties are counted only for these few
     earlier = np.arange(scores.shape[-1]) < labels[hits, None]
     places[hits] += np.count_nonzero((scores[hits] == own[hits]) & earlier, axis=-1)
     return places
 
 
 class Evaluator:
-    """Test loss, and accuracy (classification, predicted words) or squared error an image (reconstruction).
+    """Computes test loss, and accuracy (classification, predicted words) or squared error per image (reconstruction).
 
-    One compiled forward pass. Labels below 0 (padding, unreadable images) do not count; of a reconstruction, whose
-    loss knows no labels, padding is cut off before. The ranks of a job evaluate a part each, and add up.
+    The forward pass is compiled. Examples with labels below 0 (padding, unreadable images) do not count; for a
+    reconstruction, whose loss has no labels, they are removed from the batch. Each rank of a job evaluates a part of
+    the test set, and the sums are added over the ranks.
     """
 
     def __init__(
@@ -90,7 +99,7 @@ class Evaluator:
         self._forward = ms.jit(self._outputs()) if settings.mode == "graph" else self._outputs()
 
     def _outputs(self) -> Callable[..., tuple[Tensor, Tensor]]:
-        """A function (*inputs, targets) -> (outputs, loss), for the compiler."""
+        """The function (*inputs, targets) -> (outputs, loss) to compile."""
         network, loss = self._network, self._loss
 
         def outputs(*batch: Tensor) -> tuple[Tensor, Tensor]:
@@ -100,7 +109,7 @@ class Evaluator:
         return outputs
 
     def __call__(self, alive: Callable[[], None] = lambda: None) -> Scores:
-        """Evaluate on the whole source; ``alive`` is called once a batch, for who waits for signs of life."""
+        """Evaluate on the complete source; ``alive`` is called once per batch, for heartbeats."""
         self._network.set_train(False)
         try:
             total, sums = self._over_ranks(list(self._batches(alive)))
@@ -112,7 +121,7 @@ class Evaluator:
         return Scores(means.pop("loss"), means, total)
 
     def _over_ranks(self, batches: list[tuple[int, dict[str, float]]]) -> tuple[int, dict[str, float]]:
-        """How many examples count, and their sums; a rank whose part is all padding does not know which sums."""
+        """Count and sums over all batches and ranks; a rank with only padding gets the names of the sums here."""
         count = sum(count for count, _ in batches)
         sums = {name: sum(s[name] for _, s in batches) for name in SUMS if batches and name in batches[0][1]}
         if self._ranks.count == 1:
@@ -122,7 +131,7 @@ class Evaluator:
         return int(totals[0]), {name: float(values[i]) for i, name in enumerate(SUMS) if known[i]}
 
     def _batches(self, alive: Callable[[], None]) -> Iterator[tuple[int, dict[str, float]]]:
-        """How many examples count in each batch, and the sums of loss and metrics over them."""
+        """For each batch, yield the number of examples that count, and the sums of loss and metrics over them."""
         for *inputs, labels in self._source.epoch(0):
             alive()
             counted = labels >= 0
@@ -134,7 +143,7 @@ class Evaluator:
                 yield int(counted.sum()), self._classification(inputs, labels, counted)
 
     def _classification(self, inputs: list[Any], labels: NDArray[Any], counted: NDArray[Any]) -> dict[str, float]:
-        """Sums of loss, hits, and hits among the five highest scores."""
+        """Sums of loss, top-1 hits and top-5 hits."""
         outputs, loss = self._forward(*[Tensor(part) for part in inputs], Tensor(labels.astype(np.int32)))
         scores, right = outputs.asnumpy(), labels[counted]
         places = places_of(scores if counted.all() else scores[counted], right)
@@ -152,5 +161,5 @@ class Evaluator:
         return {"loss": float(loss.asnumpy()) * len(images), "error": float(error)}
 
     def _pixels(self, outputs: NDArray[Any]) -> NDArray[Any]:
-        """A reconstruction's pixels in 0 to 1."""
+        """Pixels of a reconstruction, from 0 to 1: the sigmoid of the outputs if they are logits."""
         return 1.0 / (1.0 + np.exp(-outputs)) if self._sigmoid else outputs

@@ -1,4 +1,4 @@
-"""The training step of first-order optimizers: one compiled function a batch."""
+"""The training step of first-order optimizers: one compiled function per batch."""
 
 from __future__ import annotations
 
@@ -20,26 +20,25 @@ Compiled = Callable[..., Any]
 
 
 class FirstOrderStep:
-    """Loss of a batch; the optimizer moves the weights at every `accumulation`-th call, by the mean gradient.
+    """Computes the loss of a batch; every `accumulation`-th call updates the weights with the mean gradient.
 
-    The finite check is part of the compiled graph, one number of all gradients, and so is the branch on it.
-    The branch pays for itself: without one MindSpore's CPU runtime spreads the kernels over threads that slow each
-    other down (docs/speed.md).
+    The finite check reduces all gradients to one number. The check and the branch on it are part of the compiled graph:
+    without a branch, MindSpore's CPU runtime spreads the kernels over threads that slow each other down
+    (docs/speed.md).
 
-    In a data-parallel job loss and gradients are means over the ranks, each with its share of the batch, before they
-    are checked and used: all ranks make the same decision and the same step. (Where ranks count unequally many labels,
-    as in masked text, each rank has the same weight all the same.) With accumulation the sums are reduced, once an
-    update; a micro-batch exchanges two numbers.
+    In a data-parallel job, loss and gradients are averaged over the ranks before the check, so that all ranks make the
+    same decision and the same step. All ranks have equal weight, even if their numbers of labels differ, as in masked
+    text. With accumulation, the sums of gradients are averaged once per update; a micro-batch exchanges two numbers.
 
-    Where a gradient is not finite, neither weights move nor, in the end, normalisation's moving averages.
+    If a gradient is not finite, the weights do not change, and normalisation's moving averages are restored.
 
-    `state` holds what a checkpoint must have besides network and optimizer: a dynamic loss scale.
+    `state` is the dynamic loss scale, which a checkpoint needs in addition to network and optimizer.
     """
 
     def __init__(self, network: nn.Cell, loss: nn.Cell, optimizer: nn.Cell, settings: TrainSettings) -> None:
         self._every = settings.accumulation
         self._calls = 0
-        self.flushed = 0  # whether the second function is compiled
+        self.flushed = 0  # 1 once the second function has been compiled
         self._moving = MovingAverages(network)
         self.state = LossScale(None if settings.loss_scale != "dynamic" else DynamicLossScale())
         fixed = 1.0 if self.state.rule else float(settings.loss_scale)
@@ -61,7 +60,7 @@ class FirstOrderStep:
         self._steps = [ms.jit(step) for step in steps] if settings.mode == "graph" else steps
 
     def __call__(self, *batch: Tensor) -> Tensor:
-        """The batch's loss (inputs, and targets last); FloatingPointError where it or a gradient is not finite."""
+        """Loss of a batch (inputs, then targets); FloatingPointError if the loss or a gradient is not finite."""
         self._calls += 1
         self._moving.before_step()
         if self.state.rule:
@@ -81,7 +80,7 @@ class FirstOrderStep:
 
 
 class LossScale(nn.Cell):
-    """The live value of a dynamic loss scale, as Parameters; empty where the scale is fixed."""
+    """The current value of a dynamic loss scale, as Parameters; no Parameters if the scale is fixed."""
 
     def __init__(self, rule: DynamicLossScale | None) -> None:
         super().__init__(auto_prefix=False)
@@ -92,11 +91,11 @@ class LossScale(nn.Cell):
 
     @property
     def value(self) -> float:
-        """The factor of the next step."""
+        """Loss scale of the next step."""
         return float(self.scale.asnumpy())
 
     def after(self, finite: bool) -> bool:
-        """Move the scale after a step; False if it overflowed and the scale can fall no lower."""
+        """Adjust the scale after a step; False if the step overflowed at the lowest scale."""
         assert self.rule is not None
         good = int(self.good.asnumpy()) + 1 if finite else 0
         scale: float | None = self.value if finite else self.rule.fallen(self.value)
@@ -110,14 +109,14 @@ class LossScale(nn.Cell):
 
 
 def _zeros(weight: Parameter) -> Parameter:
-    """A sum of gradients, at zero."""
+    """A Parameter for the sum of a weight's gradients, initially zero."""
     return Parameter(Tensor(np.zeros(weight.shape, np.float32)), name=f"sum.{weight.name}", requires_grad=False)
 
 
 def _gradients(
     network: nn.Cell, loss: nn.Cell, weights: Any, loss_scale: float, every: int, across: Across
 ) -> Compiled:
-    """(loss, gradients, what tells whether all is finite) of a batch, unscaled and divided by `every`."""
+    """A function of a batch: (loss, gradients / `every` without the loss scale, result of the finite check)."""
 
     def forward(*batch: Tensor) -> tuple[Tensor, Tensor]:
         value = loss(network(*batch[:-1]), batch[-1])
@@ -138,7 +137,7 @@ def _gradients(
 
 
 def _clipped(optimizer: nn.Cell, limit: float | None) -> Compiled:
-    """The optimizer as a function of gradients, their common norm bounded before."""
+    """The optimizer as a function of gradients, which are clipped to a global norm before."""
 
     def update(grads: tuple[Tensor, ...]) -> Tensor:
         if limit is not None:
@@ -149,7 +148,7 @@ def _clipped(optimizer: nn.Cell, limit: float | None) -> Compiled:
 
 
 def _update(gradients: Compiled, optimizer: Compiled) -> Compiled:
-    """A step that moves the weights at once, if all is finite."""
+    """A step that updates the weights if loss and gradients are finite."""
 
     def update(*batch: Tensor) -> tuple[Tensor, Tensor]:
         value, grads, seen = gradients(*batch)
@@ -161,7 +160,7 @@ def _update(gradients: Compiled, optimizer: Compiled) -> Compiled:
 
 
 def _guarded_update(network: nn.Cell, loss: nn.Cell, weights: Any, optimizer: Compiled, across: Across) -> Compiled:
-    """A step under a live loss scale, its first argument; nothing moves where a gradient overflowed."""
+    """A step with a dynamic loss scale as first argument; no update if a gradient overflows."""
 
     def forward(scale: Tensor, *batch: Tensor) -> tuple[Tensor, Tensor]:
         value = loss(network(*batch[:-1]), batch[-1])
@@ -183,7 +182,7 @@ def _guarded_update(network: nn.Cell, loss: nn.Cell, weights: Any, optimizer: Co
 
 
 def _add(gradients: Compiled, sums: tuple[Parameter, ...], across: Across) -> Compiled:
-    """A step that adds a batch's gradients to the sums, if all is finite."""
+    """A step that adds a batch's gradients to the sums if loss and gradients are finite."""
 
     def add(*batch: Tensor) -> tuple[Tensor, Tensor]:
         value, grads, seen = gradients(*batch)
@@ -197,7 +196,7 @@ def _add(gradients: Compiled, sums: tuple[Parameter, ...], across: Across) -> Co
 
 
 def _flush(sums: tuple[Parameter, ...], optimizer: Compiled, across: Across) -> Compiled:
-    """Move the weights by the sums, and set these back to zero."""
+    """A step that updates the weights with the sums and resets the sums to zero."""
 
     def flush() -> Tensor:
         grads = across(scaled(1.0, sums))

@@ -1,8 +1,7 @@
-"""The processes of a data-parallel job: how this one joins, and what they tell each other on the host.
+"""The ranks of a data-parallel job: how a process joins, and what the ranks exchange on the host.
 
-A job is started by msrun (scripts/cluster/launch.py), which announces itself in the environment of each process. All
-of them run the same program; what they must agree on (a loss, a request to end, the checkpoint to go on from) goes
-through one small sum over all ranks, so that none decides on its own.
+msrun (scripts/cluster/launch.py) starts a job and describes it in the environment of each process. All ranks run the
+same program. They agree on a loss, a request to end, or the checkpoint to resume from by small sums over all ranks.
 """
 
 from __future__ import annotations
@@ -22,16 +21,16 @@ from scripts.settings.yaml_config import validate
 from thor.distributed.ranks import copy_first
 from thor.runtime.errors import UserError
 
-_SPLIT = 2**20  # a step number travels as two float32: each is exact below 2**24
+_SPLIT = 2**20  # a step number is sent as two float32 numbers, which are exact below 2**24
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among those of its job; a process of its own is rank 0 of 1, and talks to nobody.
+    """This process's place in its job; a single process is rank 0 of 1 and exchanges nothing.
 
     Attributes:
         rank: 0 to count - 1.
-        count: Processes of the job.
+        count: Number of processes of the job.
     """
 
     rank: int = 0
@@ -39,33 +38,33 @@ class Ranks:
 
     @property
     def leads(self) -> bool:
-        """Whether this is the one rank that writes files and shows progress."""
+        """True for the one rank that writes files and shows progress."""
         return self.rank == 0
 
     def total(self, values: ArrayLike) -> NDArray[np.float32]:
-        """Element-wise sum of a vector [n] over all ranks, float32; each rank must ask at the same point."""
+        """Element-wise sum of a vector [n] over all ranks, in float32; all ranks must call it together."""
         mine = np.asarray(values, np.float32)
         return mine if self.count == 1 else np.asarray(_summing()(Tensor(mine)).asnumpy())
 
     def agree(self, loss: float, asked: bool) -> tuple[float, bool]:
-        """The mean loss, and whether any rank was asked to end."""
+        """The mean loss over the ranks, and whether any rank was asked to end."""
         if self.count == 1:
             return loss, asked
         sums = self.total([loss, float(asked)])
         return float(sums[0]) / self.count, bool(sums[1] > 0)
 
-    def step_of_first(self, step: int) -> int:
-        """Rank 0's step number, on every rank; -1 stands for none."""
+    def broadcast_step(self, step: int) -> int:
+        """Rank 0's step number, on every rank; -1 means none."""
         high, low = divmod(step, _SPLIT)
         found = self.total([high, low] if self.leads else [0, 0])
         return int(found[0]) * _SPLIT + int(found[1])
 
     def wait_for_all(self) -> None:
-        """Return once every rank is here."""
+        """Return when every rank has called this."""
         self.total([0.0])
 
     def average(self, parameters: Sequence[Parameter]) -> None:
-        """Set each Parameter to its mean over the ranks, in place, where compiled functions read it."""
+        """Set each Parameter to its mean over the ranks, in the storage that compiled functions read."""
         if self.count == 1 or not parameters:
             return
         values = [parameter.asnumpy().astype(np.float32) for parameter in parameters]
@@ -80,7 +79,7 @@ class Ranks:
             copy_first(parameters)
 
     def settings(self, settings: TrainSettings) -> TrainSettings:
-        """The settings with this rank's part of the data; an error where they contradict the job."""
+        """The settings with this rank's share of the data; UserError if they contradict the job."""
         data = settings.data
         if data.ranks not in (1, self.count):
             raise UserError(
@@ -93,15 +92,15 @@ class Ranks:
 
 
 def with_ranks(settings: TrainSettings, rank: int = 0, count: int = 1) -> TrainSettings:
-    """The settings for one rank of so many, checked again: a batch must divide."""
-    values = settings.model_dump(exclude_unset=True)  # some may not be set beside others, were it to their defaults
+    """The settings for one rank of a job, validated again: the batch size must be a multiple of the ranks."""
+    values = settings.model_dump(exclude_unset=True)  # some settings exclude others, even with their defaults
     return validate({**values, "data": {**values.get("data", {}), "rank": rank, "ranks": count}})
 
 
-def announced(environment: Mapping[str, str]) -> int:
-    """How many processes the environment says that the job has; 1 where it tells of none.
+def announced_count(environment: Mapping[str, str]) -> int:
+    """Number of processes of the job, from the environment; 1 if it describes no job.
 
-    msrun sets MS_ROLE and MS_WORKER_NUM; a start by rank table (older Ascend clusters) RANK_TABLE_FILE and RANK_SIZE.
+    msrun sets MS_ROLE and MS_WORKER_NUM; a rank table start (older Ascend clusters) sets RANK_TABLE_FILE and RANK_SIZE.
     """
     name = "MS_WORKER_NUM" if "MS_ROLE" in environment else "RANK_SIZE" if "RANK_TABLE_FILE" in environment else None
     if name is None:
@@ -113,17 +112,17 @@ def announced(environment: Mapping[str, str]) -> int:
 
 
 def announced_rank(environment: Mapping[str, str]) -> int:
-    """The rank that the environment says this process has, 0 where it does not: msrun may leave it to `init`."""
+    """Rank of this process, from the environment; 0 if it is not set, since msrun may leave it to `init`."""
     text = environment.get("RANK_ID", "")
     return int(text) if text.isdecimal() else 0
 
 
 def join(settings: TrainSettings) -> Ranks:
-    """Join the job that the environment announces; the device must have been selected.
+    """Join the job that the environment describes; the device must already be selected.
 
-    msrun starts its scheduler with the same program: that process stays in here until the job is over, and then exits.
+    msrun runs its scheduler with the same program. That process does not return from here: it exits with the job.
     """
-    count = announced(os.environ)
+    count = announced_count(os.environ)
     if count == 1 and "MS_ROLE" not in os.environ:
         if settings.data.ranks > 1:
             raise UserError(
@@ -144,7 +143,7 @@ def join(settings: TrainSettings) -> Ranks:
 
 @cache
 def _summing() -> Callable[[Tensor], Tensor]:
-    """A compiled sum over ranks. The operator is made after `init`: it keeps the group that is the world's then."""
+    """A compiled sum over ranks. Call it after `init`: the operator keeps the communication group that exists now."""
     all_reduce = ops.AllReduce()
 
     def add_up(values: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""A training run from settings to results: data, network and optimizer put together, and the loop over steps."""
+"""A training run from settings to results: it builds data, network and optimizer, and loops over the steps."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ import mindspore as ms
 from mindspore import Tensor, nn
 from rich.console import Console
 
-from scripts.common.errors import writing
+from scripts.common.errors import reporting_write_errors
 from scripts.common.memory_use import memory, peak_memory
 from scripts.data.factory import Feeds
 from scripts.run_folder import checkpoints, heartbeat
-from scripts.run_folder.block_plan_file import BLOCKS, chooses_blocks, keep_blocks, kept_blocks
-from scripts.run_folder.class_names_file import check_classes, keep_classes
-from scripts.run_folder.folder_lock import occupied
+from scripts.run_folder.block_plan_file import BLOCK_PLAN, chooses_block_plan, load_block_plan, save_block_plan
+from scripts.run_folder.class_names_file import check_class_names, save_class_names
+from scripts.run_folder.folder_lock import folder_lock
 from scripts.run_folder.heartbeat import Heart
-from scripts.run_folder.metrics_recorder import Recorder, Unrecorded, open_board, write_summary
+from scripts.run_folder.metrics_recorder import NullRecorder, Recorder, open_tensorboard, write_summary
 from scripts.run_folder.progress_record import Position
-from scripts.run_folder.stop_request import Interrupt, asking_to_end, beginning
-from scripts.run_folder.vocabulary_file import check_words, keep_words
+from scripts.run_folder.stop_request import Interrupt, job_start_time, watch_stop_requests
+from scripts.run_folder.vocabulary_file import check_vocabulary, save_vocabulary
 from scripts.settings.train_settings import TrainSettings
 from scripts.settings.yaml_config import differences, load_config, save_config
-from scripts.training.build import build, make_convolutions_fast, select_device, whole_steps
+from scripts.training.build import build, count_steps, make_convolutions_fast, select_device
 from scripts.training.check_shapes import check_fit
 from scripts.training.evaluation import Evaluator, Scores
 from scripts.training.job_ranks import Ranks, announced_rank, join, with_ranks
@@ -46,7 +46,7 @@ AUTO = "auto"
 
 @dataclass
 class Run:
-    """Everything a training run works with; `saved` is the step of its newest checkpoint."""
+    """The state of a training run; `saved` is the step of its newest checkpoint."""
 
     settings: TrainSettings
     folder: Path
@@ -63,88 +63,91 @@ class Run:
     phases: Phases = field(default_factory=Phases)
     saved: int = -1
     finished: bool = False
-    began: float = 0.0  # time.time(): who asks this run to end has asked since
+    began: float = 0.0  # time.time(); stop requests made after it are for this run
 
     @property
     def steps_per_epoch(self) -> int:
-        """Steps an epoch: whole batches, and whole groups of `accumulation` of them."""
-        return whole_steps(self.settings, len(self.feeds.train))
+        """Steps per epoch, a multiple of `accumulation`; an incomplete last batch is left out."""
+        return count_steps(self.settings, len(self.feeds.train))
 
     @property
     def cells(self) -> tuple[nn.Cell, ...]:
-        """Whose Parameters make a checkpoint."""
+        """The cells whose Parameters make up a checkpoint."""
         return (self.network, self.stepper.optimizer, *self.stepper.state, *([self.average] if self.average else []))
 
 
 def train(
     settings: TrainSettings, resume: bool | str = False, console: Console | None = None, overwrite: bool = False
 ) -> Run:
-    """Train as the settings say. The run's `finished` is False if the user has ended it early.
+    """Train a network. The run's `finished` is False if the user has ended it early.
 
-    All ranks of a job (scripts.training.job_ranks) call this alike; the first one alone writes and shows anything.
+    All ranks of a job (scripts.training.job_ranks) call this; only the first one writes files and shows progress.
 
     Args:
         settings: The configuration.
-        resume: Go on from the last checkpoint in the run's folder; "auto" does so if there is one, and starts if not.
-        console: Where progress is shown.
-        overwrite: Begin anew where the folder has a checkpoint, which is refused otherwise: they are removed.
+        resume: Resume from the last checkpoint in the run's folder; "auto" starts a new run if there is none.
+        console: Console for the progress.
+        overwrite: Start a new run even if the folder has checkpoints, and remove them; UserError otherwise.
     """
-    folder, began = Path(settings.out), beginning()
+    folder, began = Path(settings.out), job_start_time()
     device = select_device(settings.device)
     heart = Heart(announced_rank(os.environ))
     heart.beat(0, heartbeat.STARTING)
     ranks = join(settings)
-    with occupied(folder, ranks.leads):  # before its checkpoints are looked at: another process may be adding to them
-        start = ranks.step_of_first(_step_to_resume(settings, folder, resume, overwrite) if ranks.leads else -1)
+    # The lock comes before the search for checkpoints: another process may be adding to them.
+    with folder_lock(folder, ranks.leads):
+        start = ranks.broadcast_step(_step_to_resume(settings, folder, resume, overwrite) if ranks.leads else -1)
         run = _prepare(ranks.settings(settings), folder, device, ranks, heart, console or Console(), start >= 0)
         run.began = began
         _train(run, settings, start)
-    ranks.wait_for_all()  # msrun kills the others as soon as one has ended with a status, as after a request to end
+    ranks.wait_for_all()  # msrun kills all ranks once one exits with a non-zero status, as after a stop request
     heart.beat(run.position.step, heartbeat.DONE)
     return run
 
 
 def _train(run: Run, settings: TrainSettings, start: int) -> None:
-    """From step ``start`` on, or anew if it is negative; ``settings`` are those of the whole job."""
+    """Train from step ``start``, or from the beginning if it is negative; ``settings`` are those of the job."""
     folder, ranks = run.folder, run.ranks
     if start >= 0:
-        check_words(folder, run.feeds)
-        check_classes(folder, run.feeds)
+        check_vocabulary(folder, run.feeds)
+        check_class_names(folder, run.feeds)
         run.position, run.saved = checkpoints.load(folder / CHECKPOINTS, start, run.cells, run.steps_per_epoch), start
         run.phases.restore(run.position.phases)
     else:
         run.position = Position(steps_per_epoch=run.steps_per_epoch)
-        ranks.copy_first(list(run.network.get_parameters()))  # a factory of the user's may draw without the seed
+        ranks.copy_first(list(run.network.get_parameters()))  # a user's factory may ignore the seed
     resumed = run.position if start >= 0 else None
     board = None
     if ranks.leads:
-        if settings.tensorboard:  # its library may be missing: that is said before anything is removed
-            board = open_board(folder, resumed)
-        with writing(folder, "nothing is trained yet" if start < 0 else "nothing is trained since the last checkpoint"):
+        if settings.tensorboard:  # first, since its library may be missing: nothing is removed yet
+            board = open_tensorboard(folder, resumed)
+        with reporting_write_errors(
+            folder, "nothing is trained yet" if start < 0 else "nothing is trained since the last checkpoint"
+        ):
             if start < 0:
                 checkpoints.clear(folder / CHECKPOINTS)
                 (folder / "summary.json").unlink(missing_ok=True)
-            keep_words(folder, run.feeds)
-            keep_classes(folder, run.feeds)
-            save_config(with_ranks(settings), folder / CONFIG)  # of a continued run too: its data may have moved
-    recorder = Recorder(folder, resumed, board) if ranks.leads else Unrecorded()
+            save_vocabulary(folder, run.feeds)
+            save_class_names(folder, run.feeds)
+            save_config(with_ranks(settings), folder / CONFIG)  # also of a resumed run: data.folder may have changed
+    recorder = Recorder(folder, resumed, board) if ranks.leads else NullRecorder()
     try:
-        with asking_to_end(folder, run.began, ranks.leads) as interrupt:
+        with watch_stop_requests(folder, run.began, ranks.leads) as interrupt:
             _loop(run, recorder, interrupt)
     except FloatingPointError as error:
         raise UserError(f"{settings.optimizer}, after step {run.position.step}: {error}") from error
     finally:
         recorder.close()
-    about = _about(run)
+    about = _run_facts(run)
     if ranks.leads:
         write_summary(folder, about)
 
 
 def _step_to_resume(settings: TrainSettings, folder: Path, resume: bool | str, overwrite: bool) -> int:
-    """Step of the checkpoint to go on from, -1 for a new run; an error where there is none, or one in the way."""
+    """Step of the checkpoint to resume, -1 for a new run; UserError if it is missing or a new run would remove it."""
     step = checkpoints.last_step(folder / CHECKPOINTS)
     if not resume and step is not None and not overwrite:
-        raise UserError(held(folder, step))
+        raise UserError(existing_run_message(folder, step))
     if not resume or (resume == AUTO and step is None):
         return -1
     path = folder / CONFIG
@@ -160,22 +163,22 @@ def _step_to_resume(settings: TrainSettings, folder: Path, resume: bool | str, o
     return step
 
 
-def held(folder: Path, step: int) -> str:
-    """What is wrong with a folder in which a new run would remove the checkpoints of another."""
+def existing_run_message(folder: Path, step: int) -> str:
+    """The error message for a new run in a folder that has checkpoints of another run."""
     cures = "go on with --resume, begin anew with --overwrite, or choose another --out"
     return f"{folder} holds a run at step {step}: {cures}"
 
 
 def _prepare(
-    settings: TrainSettings, folder: Path, device: str, ranks: Ranks, heart: Heart, console: Console, goes_on: bool
+    settings: TrainSettings, folder: Path, device: str, ranks: Ranks, heart: Heart, console: Console, resumes: bool
 ) -> Run:
-    """Data, network and optimizer of a run."""
+    """Build data, network and optimizer of a run."""
     parts = build(settings, device=device)
-    steps = whole_steps(settings, len(parts.feeds.train))
+    steps = count_steps(settings, len(parts.feeds.train))
     check_fit(settings, parts.feeds, parts.network, parts.loss)
     if settings.optimizer != "thor":
         make_convolutions_fast(parts.network)
-    blocks = kept_blocks(folder) if goes_on and chooses_blocks(settings) else None
+    blocks = load_block_plan(folder) if resumes and chooses_block_plan(settings) else None
     stepper = build_stepper(settings, parts.network, parts.loss, steps, blocks)
     evaluator = Evaluator(parts.network, parts.loss, parts.feeds.test, settings, ranks)
     average = WeightAverage(parts.network, settings.ema, settings.mode == "graph") if settings.ema else None
@@ -184,7 +187,7 @@ def _prepare(
 
 
 def _loop(run: Run, recorder: Recorder, interrupt: Interrupt) -> None:
-    """Epochs from where the run stands to its end."""
+    """Train the remaining epochs, or until the user asks the run to end."""
     settings, done = run.settings, run.position.step
     unit = "seq/s" if settings.data.name == "text" else "img/s"
     display = ProgressDisplay(settings.optimizer, settings.epochs, run.steps_per_epoch, done, run.console, unit)
@@ -199,12 +202,12 @@ def _loop(run: Run, recorder: Recorder, interrupt: Interrupt) -> None:
 
 
 def _epoch(run: Run, recorder: Recorder, display: ProgressDisplay, interrupt: Interrupt) -> bool:
-    """The steps that are left of the epoch under way; False if the user ended it."""
+    """Train the remaining steps of the current epoch; False if the user ended the run."""
     settings, epoch = run.settings, run.position.epoch
     decided = len(run.stepper.history())
-    if _evaluation_is_due(run):  # the user ended the run just before it
+    if _evaluation_is_due(run):  # the run was ended just before this evaluation
         _evaluate_within(run, recorder, display)
-    if run.position.step_in_epoch == run.steps_per_epoch:  # or before that of the epoch
+    if run.position.step_in_epoch == run.steps_per_epoch:  # or just before the evaluation of the epoch
         return True
     run.heart.beat(run.position.step, heartbeat.DATA)
     batches = run.phases.timed("data", run.feeds.train.epoch(epoch, run.position.step_in_epoch))
@@ -219,17 +222,17 @@ def _epoch(run: Run, recorder: Recorder, display: ProgressDisplay, interrupt: In
         loss, asked = run.ranks.agree(loss, interrupt.requested or run.heart.orphaned)
         seconds = time.perf_counter() - begin
         run.phases.add(phase, seconds, run.stepper.compilations() > compiled)
-        run.position = _moved(run.position, loss, seconds)
+        run.position = _advanced(run.position, loss, seconds)
         step, whole = run.position.step, run.position.step % settings.accumulation == 0
         if run.average and whole:
             with run.phases.measure("average"):
                 run.average.update(step // settings.accumulation - 1)
         decided = _record(run, recorder, loss, seconds, decided)
-        rate = settings.batch_size / (time.perf_counter() - waiting_since)  # what is reached, data included
+        rate = settings.batch_size / (time.perf_counter() - waiting_since)  # includes the time to load the data
         display.step(step, epoch + 1, loss, 1e3 * seconds, rate)
         evaluates = _evaluation_is_due(run)
         if whole and (asked or evaluates or due(step, settings.checkpoint_every, settings.accumulation)):
-            _save(run, recorder)  # before an evaluation: whoever asks the run to end may not wait for a long one
+            _save(run, recorder)  # before an evaluation, which may be too long for whoever ends the run
         if asked and whole:
             return False
         if evaluates:
@@ -242,11 +245,11 @@ def _epoch(run: Run, recorder: Recorder, display: ProgressDisplay, interrupt: In
 
 
 def _evaluation_is_due(run: Run) -> bool:
-    """Whether `eval_every_steps` asks for one now that is not made yet, and that the epoch's end will not make."""
+    """True if `eval_every_steps` requires an evaluation now; False if it is done, or if the epoch's end does one."""
     settings, position = run.settings, run.position
     if position.step % settings.accumulation or position.evaluated == position.step:
         return False
-    if position.step_in_epoch == 0:  # at the end of the last epoch what was due was made
+    if position.step_in_epoch == 0:  # the end of the last epoch made every evaluation that was due
         return False
     if position.step_in_epoch == run.steps_per_epoch and _evaluates(settings, position.epoch + 1):
         return False
@@ -254,17 +257,17 @@ def _evaluation_is_due(run: Run) -> bool:
 
 
 def _evaluates(settings: TrainSettings, epoch: int) -> bool:
-    """Whether the end of an epoch, counted from one, evaluates."""
+    """True if there is an evaluation at the end of an epoch, counted from 1."""
     return epoch % settings.eval_every == 0 or epoch == settings.epochs
 
 
 def due(step: int, every: int, accumulation: int) -> bool:
-    """Whether a multiple of `every` lies among the steps of the update that ends with `step`; 0 stands for never."""
+    """True if a multiple of `every` is among the steps of the update that ends at `step`; False if `every` is 0."""
     return every > 0 and step // every > (step - accumulation) // every
 
 
-def _moved(position: Position, loss: float, seconds: float) -> Position:
-    """The position after one more step. A skipped step's loss (dynamic loss scale) may be no number."""
+def _advanced(position: Position, loss: float, seconds: float) -> Position:
+    """The position after one more step. The loss of a skipped step (dynamic loss scale) may not be finite."""
     finite = math.isfinite(loss)
     return replace(
         position,
@@ -277,7 +280,7 @@ def _moved(position: Position, loss: float, seconds: float) -> Position:
 
 
 def _record(run: Run, recorder: Recorder, loss: float, seconds: float, decided: int) -> int:
-    """Lines for a step and for the refresh decisions since `decided`; how many decisions there are now."""
+    """Record a step and the refresh decisions from number `decided` on; returns the number of decisions so far."""
     position = run.position
     if position.step % run.settings.log_every == 0:
         recorder.step(
@@ -297,10 +300,10 @@ def _record(run: Run, recorder: Recorder, loss: float, seconds: float, decided: 
 
 
 def _evaluate(run: Run) -> Scores:
-    """Scores on the test set, of the averaged weights if there are any; the best ones are remembered."""
+    """Evaluate on the test set, with averaged weights if there are any; updates the best value in the position."""
     run.heart.beat(run.position.step, heartbeat.EVALUATION)
-    _join_statistics(run)
-    with run.phases.measure("evaluation"), run.average.in_place() if run.average else nullcontext():
+    _average_statistics(run)
+    with run.phases.measure("evaluation"), run.average.swapped_in() if run.average else nullcontext():
         scores = run.evaluator(lambda: run.heart.beat(run.position.step, heartbeat.EVALUATION))
     run.position = replace(run.position, evaluated=run.position.step)
     if scores.better_than(run.position.best):
@@ -309,7 +312,7 @@ def _evaluate(run: Run) -> Scores:
 
 
 def _evaluate_within(run: Run, recorder: Recorder, display: ProgressDisplay) -> None:
-    """An evaluation within an epoch, and a checkpoint, which may be the best."""
+    """Evaluate within an epoch, and save a checkpoint, which may be the best."""
     scores, position = _evaluate(run), run.position
     epoch = round(position.step / run.steps_per_epoch, 4)
     recorder.evaluation(step=position.step, epoch=epoch, **scores.named(), **_times(run))
@@ -318,11 +321,11 @@ def _evaluate_within(run: Run, recorder: Recorder, display: ProgressDisplay) -> 
 
 
 def _end_of_epoch(run: Run, recorder: Recorder, display: ProgressDisplay) -> None:
-    """Evaluate, record, and make a checkpoint of the epoch just completed."""
+    """Evaluate, record the epoch, and save a checkpoint."""
     settings, epoch = run.settings, run.position.epoch + 1
     evaluated = _evaluates(settings, epoch)
     if evaluated and run.saved != run.position.step:
-        _save(run, recorder)  # whoever has asked the run to end may not wait for a long evaluation
+        _save(run, recorder)  # the evaluation may be too long for whoever has asked the run to end
     finite = run.position.step_in_epoch - run.position.not_finite
     train_loss = run.position.loss_sum / finite if finite else math.nan
     position = replace(run.position, epoch=epoch, step_in_epoch=0, loss_sum=0.0, not_finite=0, seed=settings.seed)
@@ -340,33 +343,33 @@ def _end_of_epoch(run: Run, recorder: Recorder, display: ProgressDisplay) -> Non
 
 
 def _times(run: Run) -> dict[str, float]:
-    """Seconds of training so far, and those of them in which MindSpore compiled."""
+    """Seconds of training so far, and of the steps among them in which MindSpore compiled."""
     return {"seconds": round(run.position.seconds, 3), "compiling": run.phases.compiling}
 
 
 def _save(run: Run, recorder: Recorder) -> None:
-    """A checkpoint, with all lines up to it in the metrics file. Where its tensors are saved, it is described anew."""
+    """Flush the metrics and save a checkpoint; only its description if the tensors of this step are already saved."""
     recorder.flush()
-    _join_statistics(run)
+    _average_statistics(run)
     run.position = replace(run.position, phases=run.phases.sums(), peak=max(run.position.peak, peak_memory()))
     with run.phases.measure("checkpoint"):
         if run.saved != run.position.step:
-            tensors = checkpoints.tensors_of(run.cells)
+            tensors = checkpoints.collect_tensors(run.cells)
             if run.ranks.leads:
-                if chooses_blocks(run.settings) and (run.saved < 0 or not (run.folder / BLOCKS).is_file()):
-                    keep_blocks(run.folder, run.stepper.optimizer)
+                if chooses_block_plan(run.settings) and (run.saved < 0 or not (run.folder / BLOCK_PLAN).is_file()):
+                    save_block_plan(run.folder, run.stepper.optimizer)
                 checkpoints.save(run.folder / CHECKPOINTS, tensors, run.position, run.settings.keep)
         elif run.ranks.leads:
-            checkpoints.describe_anew(run.folder / CHECKPOINTS, run.position)
+            checkpoints.update_description(run.folder / CHECKPOINTS, run.position)
     run.saved = run.position.step
 
 
-def _join_statistics(run: Run) -> None:
-    """Replace the ranks' normalisation statistics, each of its own share of the batches, by their means.
+def _average_statistics(run: Run) -> None:
+    """Replace the normalisation statistics of the ranks, which differ with their shares of the batches, by their means.
 
-    They and their running averages move linearly and no gradient depends on them, so it makes no difference how often
-    that is done; evaluation and checkpoints need one network. What is saved has been joined, and stays as it is saved:
-    to the last bit, it would make a difference.
+    Evaluation and checkpoints need one network. The statistics and their running averages are linear in the batches,
+    and no gradient depends on them, so it does not matter how often they are averaged. Statistics of a saved step are
+    averaged already; averaging them again would change their last bits.
     """
     if run.saved == run.position.step:
         return
@@ -376,8 +379,8 @@ def _join_statistics(run: Run) -> None:
     run.ranks.average(own)
 
 
-def _about(run: Run) -> dict[str, Any]:
-    """What a run was, for its summary."""
+def _run_facts(run: Run) -> dict[str, Any]:
+    """Facts about a run for its summary: settings, versions, times and memory."""
     return {
         "optimizer": run.settings.optimizer,
         "network": run.settings.network,

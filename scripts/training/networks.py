@@ -1,4 +1,4 @@
-"""A configuration's network and loss as MindSpore cells."""
+"""The network and the loss of a configuration, as MindSpore cells."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class PixelCrossEntropy(nn.Cell):
 
 
 def build_network(settings: TrainSettings, from_data: Mapping[str, Any] | None = None) -> nn.Cell:
-    """The network that a configuration names, in its precision.
+    """Build the network of a configuration, with its mixed precision.
 
     Args:
         settings: The configuration.
-        from_data: Arguments for the factory that the data decide; the configuration's own win.
+        from_data: Arguments for the network's factory that depend on the data; `network_options` override them.
     """
     factory = _factory(settings.network)
     options = {**(from_data or {}), **settings.network_options}
@@ -52,13 +52,13 @@ def build_network(settings: TrainSettings, from_data: Mapping[str, Any] | None =
     if not isinstance(network, nn.Cell):
         raise UserError(f"network {settings.network}: made a {type(network).__name__}, and must make a Cell")
     _check_objective(settings, bool(getattr(network, "predicts_next", False)))
-    if settings.amp != "O0":  # weights stay float32 under their names; MindSpore's cast is inside the layers
+    if settings.amp != "O0":  # weights keep float32 and their names; MindSpore casts inside the layers
         network = ms.amp.auto_mixed_precision(network, settings.amp, ms.float16)
     return network
 
 
 def _check_objective(settings: TrainSettings, predicts_next: bool) -> None:
-    """A network that looks ahead would be shown what it is to predict."""
+    """Require a network with `predicts_next` for the objective next, and one without it for masked words."""
     if settings.data.name != "text" or predicts_next == (settings.data.objective == "next"):
         return
     if predicts_next:
@@ -70,7 +70,7 @@ def _check_objective(settings: TrainSettings, predicts_next: bool) -> None:
 
 
 def build_loss(settings: TrainSettings) -> nn.Cell:
-    """The loss of outputs and targets, a mean over the batch."""
+    """Build the loss, a mean over the batch."""
     if settings.loss == "cross_entropy":
         smoothing = settings.label_smoothing
         return nn.CrossEntropyLoss(label_smoothing=smoothing) if smoothing else CrossEntropy()
@@ -78,7 +78,7 @@ def build_loss(settings: TrainSettings) -> nn.Cell:
 
 
 def _factory(name: str) -> Callable[..., Any]:
-    """A factory of `models` by its short name, or any module:callable."""
+    """The network's factory: a short name in `models`, or module:callable."""
     module_name, colon, attribute = name.partition(":")
     if not colon:
         if name not in models.__all__:

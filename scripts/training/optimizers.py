@@ -1,4 +1,4 @@
-"""A configuration's optimizer, together with the compiled step that uses it."""
+"""The optimizer of a configuration, and the compiled training step that uses it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn
 
-from scripts.settings.train_settings import OF_THOR_FOR_ADAM, ThorSettings, TrainSettings
+from scripts.settings.train_settings import THOR_KEYS_FOR_ADAM, ThorSettings, TrainSettings
 from scripts.training.first_order_step import FirstOrderStep
-from scripts.training.schedules import over_updates
+from scripts.training.schedules import schedule_function
 from thor.distributed.placement import Grid
 from thor.runtime.errors import UserError
 
@@ -22,36 +22,36 @@ if TYPE_CHECKING:
 Step = Callable[..., Tensor]
 
 
-def _nothing() -> str:
+def _step_phase() -> str:
     """The phase of every step of a first-order optimizer."""
     return "step"
 
 
 @dataclass(frozen=True)
 class Stepper:
-    """One training step as a function of a batch, and the optimizer whose state it moves.
+    """A training step, its optimizer, and what the training loop reads from them.
 
     Attributes:
-        optimizer: Its Parameters are part of a checkpoint.
-        step: Moves the weights by a batch, and gives its loss.
-        history: Refresh decisions of thor.THOR so far; none for the others.
-        phase: What the next step will do; thor.THOR's are plain, curvature and refresh.
-        compilations: Rises with each function that is compiled, but for a first-order step's first.
-        inverse_seconds: Of each rank at the last refresh that thor.THOR shared out among several.
-        state: Further Parameters of a checkpoint.
+        optimizer: The optimizer; its Parameters are part of a checkpoint.
+        step: Function of a batch that updates the weights and returns the loss.
+        history: Refresh decisions of thor.THOR so far; empty for other optimizers.
+        phase: Kind of the next step: plain, curvature or refresh for thor.THOR, otherwise step.
+        compilations: A number that rises with each function that is compiled, except a first-order step's first.
+        inverse_seconds: Seconds of each rank for inverses, at the last refresh that thor.THOR shared among ranks.
+        state: Further cells whose Parameters are part of a checkpoint.
     """
 
     optimizer: nn.Cell
     step: Step
     history: Callable[[], list[Any]] = list
-    phase: Callable[[], str] = _nothing
+    phase: Callable[[], str] = _step_phase
     compilations: Callable[[], int] = int
     inverse_seconds: Callable[[], list[float]] = list
     state: tuple[nn.Cell, ...] = ()
 
 
 def _sharing(settings: TrainSettings) -> Any:
-    """How the ranks of a job share the inverses; of a job that this process is no part of (--dry-run), only checked."""
+    """How the ranks of a job share the inverses; None without a job, where --dry-run only checks the settings."""
     import thor
 
     own, ranks = settings.thor, settings.data.ranks
@@ -69,10 +69,11 @@ def _sharing(settings: TrainSettings) -> Any:
     return None
 
 
-class OwnLosses:
-    """A step that answers with each micro-batch's own loss, as first-order steps do.
+class MicroBatchLosses:
+    """A step that returns the loss of each micro-batch, as first-order steps do.
 
-    thor.TrainStep's last micro-batch of an update answers with the mean of all.
+    thor.TrainStep returns the mean over all micro-batches at the last one of an update; the last loss is computed back
+    from it.
     """
 
     def __init__(self, step: Step, parts: int) -> None:
@@ -80,7 +81,7 @@ class OwnLosses:
         self._losses: list[float] = []
 
     def __call__(self, *batch: Tensor) -> Tensor:
-        """Add one micro-batch."""
+        """Run one micro-batch and return its loss."""
         loss = self._step(*batch)
         self._losses.append(float(loss.asnumpy()))
         if len(self._losses) < self._parts:
@@ -93,7 +94,7 @@ class OwnLosses:
 def build_stepper(
     settings: TrainSettings, network: nn.Cell, loss: nn.Cell, steps_per_epoch: int, blocks: BlockPlan | None = None
 ) -> Stepper:
-    """The optimizer that a configuration names, ready to step; ``blocks`` are what `thor.block_size: auto` chose."""
+    """Build the optimizer and its step; ``blocks`` is the block plan that `thor.block_size: auto` chose earlier."""
     try:
         if settings.optimizer == "thor":
             return _thor(settings, network, loss, steps_per_epoch, blocks)
@@ -105,7 +106,7 @@ def build_stepper(
 def _thor(
     settings: TrainSettings, network: nn.Cell, loss: nn.Cell, steps_per_epoch: int, blocks: BlockPlan | None
 ) -> Stepper:
-    """thor.THOR and thor.TrainStep."""
+    """Build thor.THOR and thor.TrainStep."""
     import thor
 
     own = settings.thor
@@ -113,7 +114,7 @@ def _thor(
     sharing = _sharing(settings)
     moving: dict[str, Any]
     if own.inner == "adam":
-        adam = settings.adam.model_copy(update={name: getattr(own, name) for name in OF_THOR_FOR_ADAM})
+        adam = settings.adam.model_copy(update={name: getattr(own, name) for name in THOR_KEYS_FOR_ADAM})
         moving = {"learning_rate": None, "inner": _optimizer("adam", adam, settings, network, updates_per_epoch)}
     else:
         moving = {
@@ -147,14 +148,14 @@ def _thor(
     def inverse_seconds() -> list[float]:
         return [] if optimizer.exchange is None else [round(float(s), 5) for s in optimizer.exchange.seconds]
 
-    one = step if settings.accumulation == 1 else OwnLosses(step, settings.accumulation)
+    one = step if settings.accumulation == 1 else MicroBatchLosses(step, settings.accumulation)
     return Stepper(
         optimizer, one, lambda: optimizer.history, lambda: optimizer.phase, lambda: step.graphs, inverse_seconds
     )
 
 
 def decay_groups(network: nn.Cell, settings: TrainSettings, decay: float) -> Any:
-    """Weights as optimizers take them: all alike, or those of one dimension (biases, normalisation) without decay."""
+    """Weights, or parameter groups without decay for weights of one dimension if `decay_all` is false."""
     weights = network.trainable_params()
     if settings.decay_all or not decay:
         return weights
@@ -166,25 +167,25 @@ def decay_groups(network: nn.Cell, settings: TrainSettings, decay: float) -> Any
 
 
 def thor_rate(settings: TrainSettings, updates_per_epoch: float) -> Callable[[int], float]:
-    """The learning rate of thor.THOR over updates."""
+    """The learning rate of thor.THOR as a function of the update."""
     own = settings.thor
-    return over_updates(own.learning_rate, own.schedule, settings.epochs, updates_per_epoch)
+    return schedule_function(own.learning_rate, own.schedule, settings.epochs, updates_per_epoch)
 
 
 def thor_damping(settings: TrainSettings, updates_per_epoch: float) -> Any:
-    """A constant, a schedule, or the published exponential decay."""
+    """The damping of thor.THOR: a constant, a schedule, or the published exponential decay."""
     from thor.settings.schedules import ExponentialDamping
 
     own = settings.thor
     if own.damping_schedule is not None:
-        return over_updates(own.damping, own.damping_schedule, settings.epochs, updates_per_epoch)
+        return schedule_function(own.damping, own.damping_schedule, settings.epochs, updates_per_epoch)
     if own.damping_decay == 1.0:
         return own.damping
     return ExponentialDamping(own.damping, own.damping_decay, max(1, round(updates_per_epoch)))
 
 
 def trace_rule(own: ThorSettings) -> Any:
-    """A preset of the trace rule, or one of two thresholds."""
+    """The trace rule: a preset, or one with the two given thresholds."""
     import thor
 
     refresh = own.refresh
@@ -195,7 +196,7 @@ def trace_rule(own: ThorSettings) -> Any:
 
 
 def _interval(own: ThorSettings) -> Any:
-    """A constant interval, or a growing one."""
+    """The refresh interval: a constant, or a growing one."""
     import thor
 
     if own.interval.start == own.interval.end:
@@ -204,7 +205,7 @@ def _interval(own: ThorSettings) -> Any:
 
 
 def _first_order(settings: TrainSettings, network: nn.Cell, loss: nn.Cell, steps_per_epoch: int) -> Stepper:
-    """An optimizer of first_order and a compiled step around it."""
+    """Build an optimizer of first_order and its compiled step."""
     own = getattr(settings, settings.optimizer)
     optimizer = _optimizer(settings.optimizer, own, settings, network, steps_per_epoch / settings.accumulation)
     step = FirstOrderStep(network, loss, optimizer, settings)
@@ -214,10 +215,10 @@ def _first_order(settings: TrainSettings, network: nn.Cell, loss: nn.Cell, steps
 def _optimizer(
     name: str, own: Any, settings: TrainSettings, network: nn.Cell, updates_per_epoch: float
 ) -> nn.Optimizer:
-    """The optimizer of that name with its own settings, one learning rate an update."""
+    """Build an optimizer of first_order; its learning rates are a list with one value per update."""
     import first_order
 
-    rate = over_updates(own.learning_rate, own.schedule, settings.epochs, updates_per_epoch)
+    rate = schedule_function(own.learning_rate, own.schedule, settings.epochs, updates_per_epoch)
     rates = [rate(update) for update in range(max(1, int(updates_per_epoch * settings.epochs)))]
     weights = decay_groups(network, settings, own.weight_decay)
     if name == "momentum":

@@ -1,4 +1,4 @@
-"""Where the time of a run goes: steps and seconds of each phase."""
+"""Time of a run by phase: number of steps and seconds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ COMPILING = "compiling"
 
 
 class Phases:
-    """Adds up times. Steps in which MindSpore compiles go under `compiling`: the first of each kind, and some later."""
+    """Sums times by phase. Steps in which MindSpore compiles, as the first of each kind, count as `compiling`."""
 
     _STEPS = ("step", "plain", "curvature", "refresh")
 
@@ -22,11 +22,11 @@ class Phases:
         self._seen: set[str] = set()
 
     def restore(self, sums: dict[str, list[float]]) -> None:
-        """Go on from the sums of an earlier process."""
+        """Continue with the sums of an earlier process."""
         self._sums = {name: list(pair) for name, pair in sums.items()}
 
     def sums(self) -> dict[str, list[float]]:
-        """How often each phase came, and its seconds in all."""
+        """Count and total seconds of each phase."""
         return {name: [count, round(seconds, 4)] for name, (count, seconds) in self._sums.items()}
 
     @property
@@ -35,7 +35,7 @@ class Phases:
         return round(self._sums.get(COMPILING, (0, 0.0))[1], 3)
 
     def add(self, name: str, seconds: float, compiled: bool = False) -> None:
-        """One more of a phase; `compiled` tells of a step that it compiled though it was not the first of its kind."""
+        """Add one occurrence of a phase; `compiled` marks a later step of its kind in which MindSpore compiled."""
         first = name in self._STEPS and name not in self._seen
         self._seen.add(name)
         if first or compiled:
@@ -46,13 +46,13 @@ class Phases:
 
     @contextmanager
     def measure(self, name: str) -> Iterator[None]:
-        """Add the time spent within."""
+        """Add the time of the enclosed block."""
         begin = time.perf_counter()
         yield
         self.add(name, time.perf_counter() - begin)
 
     def timed(self, name: str, items: Iterable[T]) -> Iterator[T]:
-        """The items, the wait for each added to a phase."""
+        """Yield the items; the time to wait for each is added to a phase."""
         iterator = iter(items)
         while True:
             begin = time.perf_counter()

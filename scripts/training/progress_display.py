@@ -1,4 +1,4 @@
-"""What a person sees while a run trains: a live line on a terminal, one line an epoch elsewhere."""
+"""Progress of a run: a live line on a terminal, otherwise one line per epoch."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-_ROOM_FOR_A_BAR = 100  # columns of the terminal; the text comes first
+_ROOM_FOR_A_BAR = 100  # terminal columns; a narrower terminal shows only the text
 
 
 class ProgressDisplay:
-    """A context in which a run shows how it gets on."""
+    """A context manager that shows the progress of a run."""
 
     def __init__(
         self, title: str, epochs: int, steps_per_epoch: int, done: int, console: Console, unit: str = "img/s"
@@ -60,7 +60,7 @@ class ProgressDisplay:
         self._progress.update(self._task, completed=step, text=text)
 
     def epoch(self, epoch: int, train_loss: float, metric: tuple[str, float] | None, seconds: float) -> None:
-        """Print an epoch's result (on a terminal above the live line)."""
+        """Print the result of an epoch (on a terminal, above the live line)."""
         result = "" if metric is None else f"  test {self._shown(metric)}"
         self._print(f"{self._title}: epoch {epoch}/{self._epochs}  loss {train_loss:.4g}{result}  {seconds:.1f} s")
 
@@ -69,13 +69,13 @@ class ProgressDisplay:
         self._print(f"{self._title}: step {step}  test {self._shown(metric)}")
 
     def _shown(self, metric: tuple[str, float]) -> str:
-        """A metric in words, which the live line repeats from now on."""
+        """Format a metric; the live line repeats it from now on."""
         name, value = metric
         shown = f"{name} {value:.2%}" if name == "accuracy" else f"{name} {value:.4g}"
         self._metric = f" {shown}"
         return shown
 
     def _print(self, text: str) -> None:
-        """A line, above the live one."""
+        """Print a line, above the live one."""
         console = self._progress.console if self._progress else self._console
         console.print(text, highlight=False, soft_wrap=True)

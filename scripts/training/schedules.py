@@ -1,4 +1,4 @@
-"""Learning rates and damping over updates, as a configuration describes them."""
+"""Schedules of a configuration as functions of the update, for learning rates and damping."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from collections.abc import Callable
 from scripts.settings.train_settings import Schedule
 
 
-def over_updates(initial: float, schedule: Schedule, epochs: int, updates_per_epoch: float) -> Callable[[int], float]:
-    """The value as a function of the update, counted from 0; the first update has the full one.
+def schedule_function(
+    initial: float, schedule: Schedule, epochs: int, updates_per_epoch: float
+) -> Callable[[int], float]:
+    """The scheduled value as a function of the update, counted from 0; the first update has the initial value.
 
-    The published shape `thor` alone begins one update later: it takes the epoch that an update ends in.
+    The published shape `thor` is the exception: it uses the epoch at the end of an update, so it is one update ahead.
     """
     end_epoch = schedule.end_epoch or float(epochs)
     if schedule.end_update is not None:
@@ -36,7 +38,7 @@ def over_updates(initial: float, schedule: Schedule, epochs: int, updates_per_ep
 
 
 def _shape(schedule: Schedule, progress: float) -> float:
-    """The schedule's shape, from 1 at progress 0 to 0 at progress 1."""
+    """The schedule's shape: 1 at progress 0 and, unless it is constant, 0 at progress 1."""
     if schedule.shape == "constant":
         return 1.0
     if schedule.shape == "linear":

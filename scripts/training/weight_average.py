@@ -1,4 +1,4 @@
-"""A running average of the weights (EMA), which often scores better than the weights themselves."""
+"""A running average of the weights (EMA), which often scores better than the weights."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
-PREFIX = "ema."
+from first_order.cells import set_unregistered
+from scripts.run_folder.checkpoints import AVERAGE_PREFIX
 
 
 class WeightAverage(nn.Cell):
     """average <- d average + (1 - d) weight after each update, over weights and normalisation statistics.
 
     d = min(decay, (1 + n) / (10 + n)) at update n, so that the initial weights are soon forgotten. The averages are
-    Parameters called `ema.NAME` and belong into checkpoints; n is the caller's to count, so there is no other state.
+    Parameters called `ema.NAME` and part of a checkpoint. The caller counts n, so there is no other state.
     """
 
     def __init__(self, network: nn.Cell, decay: float, graph: bool = True) -> None:
@@ -24,24 +25,25 @@ class WeightAverage(nn.Cell):
         self._decay = decay
         weights = [p for p in network.get_parameters() if p.dtype in (ms.float32, ms.float16)]
         self.averages = ParameterTuple(
-            [Parameter(Tensor(w.asnumpy().copy()), name=f"{PREFIX}{w.name}", requires_grad=False) for w in weights]
+            Parameter(Tensor(w.asnumpy().copy()), name=f"{AVERAGE_PREFIX}{w.name}", requires_grad=False)
+            for w in weights
         )
-        object.__setattr__(self, "_weights", weights)  # no children: the network saves them under their own names
+        set_unregistered(self, _weights=weights)  # not as children: the weights belong to the network
         self._compiled = ms.jit(self._function()) if graph else self._function()
 
     def update(self, number: int) -> None:
-        """Take in the weights as they are after update `number`, counted from 0."""
+        """Update the averages with the weights after update `number`, counted from 0."""
         decay = min(self._decay, (1 + number) / (10 + number))
         self._compiled(Tensor(np.float32(1.0 - decay)))
 
     def of(self, weights: Sequence[Parameter]) -> list[Parameter]:
-        """The averages of some of the weights."""
-        wanted = {f"{PREFIX}{weight.name}" for weight in weights}
+        """The averages of the given weights."""
+        wanted = {f"{AVERAGE_PREFIX}{weight.name}" for weight in weights}
         return [average for average in self.averages if average.name in wanted]
 
     @contextmanager
-    def in_place(self) -> Iterator[None]:
-        """Within, the network has the averages as its weights."""
+    def swapped_in(self) -> Iterator[None]:
+        """In the enclosed block, the network's weights are the averages."""
         self._exchange()
         try:
             yield
@@ -61,7 +63,7 @@ class WeightAverage(nn.Cell):
         return update
 
     def _exchange(self) -> None:
-        """Swap values. `ops.assign` writes into the storage that compiled functions know; set_data would not."""
+        """Swap weights and averages. `ops.assign` writes to the storage of compiled functions; set_data does not."""
         for average, weight in zip(self.averages, self._weights, strict=True):
             mean, value = average.asnumpy().copy(), weight.asnumpy().copy()
             ops.assign(weight, Tensor(mean))

@@ -27,7 +27,7 @@ def position(step: int) -> Position:
 
 def make(folder: Path) -> None:
     for step in (OLDER, NEWER):
-        checkpoints.save(folder, checkpoints.tensors_of((network(step),)), position(step), keep=2)
+        checkpoints.save(folder, checkpoints.collect_tensors((network(step),)), position(step), keep=2)
 
 
 def resume(folder: Path) -> Found:

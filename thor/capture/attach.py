@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from mindspore import Parameter, nn
 
+from first_order.cells import delete_unregistered, set_unregistered
 from thor.capture.pair_taps import EmbeddingTap, NormTap, PairPort, TiedDecoderTap, TiedEmbeddingTap, plain, tapped_pair
 from thor.capture.taps import InputTap, OutputTap, Port, TappedConv2d, TappedDense
 from thor.capture.targets import Target
@@ -15,7 +15,7 @@ from thor.factors.statistics import statistics_of
 from thor.runtime import convolution, device
 from thor.runtime.graph_ops import shared
 
-_TAPPED: dict[Any, Any] = {nn.Dense: TappedDense, nn.Conv2d: TappedConv2d}
+_TAPPED: dict[type | tuple[type, str], type] = {nn.Dense: TappedDense, nn.Conv2d: TappedConv2d}
 
 
 PORTS = ("thor_input", "thor_output", "thor_scale", "thor_shift")
@@ -35,13 +35,13 @@ def weight_in(cell: nn.Cell, target_kind: str) -> Parameter:
 
 def attach(
     target: Target, a_cut, g_cut, a_parameters, g_parameters, order: str = "channel", share: float = 1.0
-) -> list[Any]:  # fmt: skip
+) -> list[Port | PairPort]:  # fmt: skip
     """Attach ports to every Cell of the target and return the ports.
 
     ``a_parameters`` and ``g_parameters`` are (blocks, probe, uses) of A and of G. Factors in blocks are computed from
     the first ``share`` of the examples, diagonal factors, which cost little, from all.
     """
-    ports: list[Any] = []
+    ports: list[Port | PairPort] = []
     for cell in target.cells:
         if target.kind in ("dense", "conv"):
             ports += _attach_two(cell, target, a_cut, g_cut, a_parameters, g_parameters, order, share)
@@ -63,7 +63,7 @@ def _attach_two(cell, target, a_cut, g_cut, a_parameters, g_parameters, order, s
     original = type(cell)
     values = {"thor_input": thor_input, "thor_output": thor_output, "thor_geometry": geometry,
               "thor_as_patches": device.convolution_path() == "patches", "thor_original": original}  # fmt: skip
-    _set(cell, values)
+    set_unregistered(cell, **values)
     cell.__class__ = _tapped_class(original)
     return [thor_input, thor_output]
 
@@ -83,15 +83,10 @@ def _attach_pair(cell: nn.Cell, slot: str, port: PairPort) -> None:
     """Attach a port after the layer's own computation; a normalisation layer may get a second one."""
     if "thor_original" not in vars(cell):
         original = type(cell)
-        _set(cell, {"thor_plain": plain(cell, original), "thor_scale": None, "thor_shift": None,
-                    "thor_original": original})  # fmt: skip
+        values = {"thor_plain": plain(cell, original), "thor_scale": None, "thor_shift": None}
+        set_unregistered(cell, thor_original=original, **values)
         cell.__class__ = _pair_class(original)
-    _set(cell, {slot: port})
-
-
-def _set(cell: nn.Cell, values: dict[str, Any]) -> None:
-    for name, value in values.items():
-        object.__setattr__(cell, name, value)  # bypasses Cell's registration: the network gets no new child
+    set_unregistered(cell, **{slot: port})
 
 
 def _tapped_class(original: type) -> type:
@@ -137,6 +132,6 @@ def detach(net: nn.Cell) -> int:
         keep = ("thor_geometry",) if type(cell) is convolution.PatchConv2d else ()
         for name in _ATTRIBUTES:
             if name in vars(cell) and name not in keep:
-                object.__delattr__(cell, name)
+                delete_unregistered(cell, name)
     convolution.restore(net)
     return restored

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from mindspore import Parameter, nn
 
+from first_order.cells import own_members
 from thor.capture.attach import PORTS, tapped_cells, weight_in
 
 CURE = "make a new THOR for the changed network (thor.detach(net) first)"
@@ -30,7 +31,7 @@ class NetworkIntegrity:
 
     def __init__(self, net: nn.Cell, layers: Iterable[CapturedLayer]):
         self.net, self.layers = net, tuple(layers)
-        self.members = [(name, cell, _members(cell)) for name, cell in net.cells_and_names()]
+        self.members = [(name, cell, own_members(cell)) for name, cell in net.cells_and_names()]
         self.ports = [
             (vars(cell), slot, vars(cell)[slot])
             for layer in self.layers for cell in layer.cells for slot in PORTS if slot in vars(cell)
@@ -39,12 +40,12 @@ class NetworkIntegrity:
     def check(self) -> None:
         """Raise RuntimeError if a Cell or Parameter was added, removed or replaced, or a layer detached."""
         captured = all(slots.get(slot) is port for slots, slot, port in self.ports)
-        if captured and all(_same(_members(cell), then) for _, cell, then in self.members):
+        if captured and all(_same(own_members(cell), then) for _, cell, then in self.members):
             return
         self._check_layers()
         if not captured:
             raise RuntimeError("the network belongs to another THOR optimizer, which was made after this one")
-        members = ((name, _members(cell), then) for name, cell, then in self.members)
+        members = ((name, own_members(cell), then) for name, cell, then in self.members)
         changes = (_change(name, now, then) for name, now, then in members if not _same(now, then))
         raise RuntimeError(f"the network has changed since THOR was attached: {next(changes)}; {CURE}")
 
@@ -59,11 +60,6 @@ class NetworkIntegrity:
                 )
             if any(weight_in(cell, layer.kind) is not layer.weight for cell in layer.cells):
                 raise RuntimeError(f"layer {layer.name} has a new weight Parameter since THOR was attached; {CURE}")
-
-
-def _members(cell: nn.Cell) -> dict[str, Any]:
-    """Children and Parameters by name, looked up at each call: a CellList replaces its dictionary on a deletion."""
-    return {**cell._params, **cell._cells}
 
 
 def _same(now: Mapping[str, Any], then: Mapping[str, Any]) -> bool:

@@ -21,6 +21,7 @@ from typing import Any
 
 from mindspore import Parameter, nn
 
+from first_order.cells import own_parameters
 from thor.runtime import convolution
 
 #: A Cell of another class that computes x W^T (+ bias) declares it by this class attribute: ``thor_kind = "dense"``.
@@ -111,7 +112,7 @@ def find_targets(net: nn.Cell, skip: Iterable[str] = (), norms: bool = False) ->
     elsewhere: dict[int, str] = {}  # id of a Parameter -> name of a Cell that has it and is left out
     tables = {id(cell.embedding_table) for _, cell in net.cells_and_names() if _base_of(cell) is nn.Embedding}
     for name, cell in net.cells_and_names():
-        own = [p for p in cell._params.values() if p is not None]
+        own = own_parameters(cell)
         if not own:
             continue
         base = nn.Dense if _is_tied_decoder(cell, tables) else _base_of(cell)
@@ -132,7 +133,7 @@ def find_targets(net: nn.Cell, skip: Iterable[str] = (), norms: bool = False) ->
         left_out += others
     users: dict[int, set[int]] = {}  # id of a Parameter -> ids of the Cells that have it
     for _, cell in net.cells_and_names():
-        for parameter in cell._params.values():
+        for parameter in own_parameters(cell):
             users.setdefault(id(parameter), set()).add(id(cell))
     for index, target in enumerate(targets):
         if target.bias is not None and users[id(target.bias)] != {id(cell) for cell in target.cells}:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 from mindspore import Parameter, nn
@@ -39,7 +38,7 @@ class Layer:
         # of a convolution whose A is cut: its kernel positions, if they come first in A's order
         area = math.prod(self.weight.shape[2:])
         self.positions = area if plan.order == "position" and self.a.cut.count > 1 else 1
-        self.ports: list[Any] = attach(
+        self.ports = attach(
             target, self.a.cut, self.g.cut, self.a.port_parameters, self.g.port_parameters,
             "position" if self.positions > 1 else "channel", share,
         )  # fmt: skip

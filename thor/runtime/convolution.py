@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 from mindspore import nn, ops
 
+from first_order.cells import delete_unregistered, set_unregistered
 from thor.runtime.graph_ops import shared
 
 
@@ -126,7 +127,7 @@ def forget_graphs(net: nn.Cell) -> None:
 def make_patched(convolutions: Iterable[nn.Cell]) -> None:
     """Turn these convolutions, all of which can run as patches, into :class:`PatchConv2d`, in place."""
     for cell in convolutions:
-        object.__setattr__(cell, "thor_geometry", geometry_of(cell))
+        set_unregistered(cell, thor_geometry=geometry_of(cell))
         cell.__class__ = PatchConv2d
 
 
@@ -140,6 +141,6 @@ def restore(net: nn.Cell) -> int:
     changed = [cell for _, cell in net.cells_and_names() if type(cell) is PatchConv2d]
     for cell in changed:
         cell.__class__ = nn.Conv2d
-        object.__delattr__(cell, "thor_geometry")
+        delete_unregistered(cell, "thor_geometry")
     forget_graphs(net)
     return len(changed)

@@ -86,8 +86,9 @@ def block_plan(block_size: Any, split: str, rank: int) -> BlockPlan:
 
 
 def read_options(
-    *, damping, block_size, split, rank, refresh, interval, factor_interval, factor_decay, clip, clip_each,
-    weight_decay, weight_decay_mode, skip, max_bad_steps, norms, factor_share,
+    *, damping: Any, block_size: Any, split: str, rank: int, refresh: Any, interval: Any, factor_interval: Any,
+    factor_decay: Any, clip: Any, clip_each: Any, weight_decay: Any, weight_decay_mode: str, skip: Any,
+    max_bad_steps: Any, norms: Any, factor_share: Any,
 ) -> Options:  # fmt: skip
     """All settings, checked, except those of the inner optimizer."""
     if not isinstance(refresh, TraceRule):

@@ -17,7 +17,7 @@ from scripts.cluster import processes
 from scripts.cluster.launch import launch, restart_arguments, shell_command
 from scripts.cluster.msrun import ROOT, Job
 from scripts.cluster.watch import Attempt, Outcome
-from scripts.run_folder.folder_lock import occupied
+from scripts.run_folder.folder_lock import folder_lock
 from scripts.run_folder.heartbeat import Beat
 from scripts.run_folder.metrics_recorder import read_metrics
 from scripts.settings.yaml_config import save_config
@@ -222,6 +222,6 @@ def test_a_second_job_does_not_take_the_logs_of_the_first(tmp_path):
     log = tmp_path / "attempt-0" / "worker_0.log"
     log.parent.mkdir(parents=True)
     log.write_text("step 1\n")
-    with occupied(tmp_path, True), pytest.raises(UserError, match="another process .* or give another --log-dir"):
+    with folder_lock(tmp_path, True), pytest.raises(UserError, match="another process .* or give another --log-dir"):
         launch(["none", "0"], devices=1, log_dir=tmp_path, script=FAULTY)
     assert log.is_file()

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from scripts.common.cpu_cores import bind_to_next, cores_apart, own_cores
+from scripts.common.cpu_cores import available_cores, core_binder, disjoint_cores
 
 ASK = [sys.executable, "-c", "import os; print(sorted(os.sched_getaffinity(0)))"]
 
@@ -19,16 +19,16 @@ binds = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this sy
 def test_cores_are_dealt_out_once_and_evenly(monkeypatch, processes):
     monkeypatch.setattr(os, "sched_setaffinity", lambda *_: None, raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 4, 6, 8, 9}, raising=False)
-    apart = cores_apart(processes)
-    assert [len(cores) for cores in apart] == [own_cores() // processes] * processes
+    apart = disjoint_cores(processes)
+    assert [len(cores) for cores in apart] == [available_cores() // processes] * processes
     assert len(set.union(*apart)) == sum(map(len, apart)) and set.union(*apart) <= {3, 4, 6, 8, 9}
 
 
 def test_more_processes_than_cores_are_bound_to_none(monkeypatch):
     monkeypatch.setattr(os, "sched_setaffinity", lambda *_: None, raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
-    assert cores_apart(3) == []
-    bind_to_next([])()  # and nothing is asked of the system
+    assert disjoint_cores(3) == []
+    core_binder([])()  # and nothing is asked of the system
 
 
 @binds
@@ -41,6 +41,6 @@ def test_a_process_runs_on_the_cores_of_the_thread_that_started_it():
         both.wait(20)
         return subprocess.run(ASK, capture_output=True, text=True, check=True).stdout.strip()
 
-    with ThreadPoolExecutor(len(apart), initializer=bind_to_next(apart)) as pool:
+    with ThreadPoolExecutor(len(apart), initializer=core_binder(apart)) as pool:
         assert sorted(pool.map(ask, apart)) == sorted(str(sorted(cores)) for cores in apart)
     assert os.sched_getaffinity(0) == before

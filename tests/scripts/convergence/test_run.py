@@ -16,7 +16,7 @@ from scripts.convergence.pace import Pace
 from scripts.convergence.results import Outcome
 from scripts.convergence.run import Bench
 from scripts.convergence.tasks import TASKS
-from scripts.run_folder.folder_lock import occupied
+from scripts.run_folder.folder_lock import folder_lock
 from scripts.settings.yaml_config import differences, load_config, save_config, validate
 from tests.support.paths import ROOT
 from tests.support.waiting import wait_until
@@ -303,7 +303,7 @@ def test_asked_to_end_alone_it_ends_its_training_too(number, tmp_path):
         job.send_signal(number)
         output, _ = job.communicate(timeout=60)
     assert job.returncode == 130 and output.endswith("ended early; the same command goes on\n")
-    with occupied(run, leads=True):  # by nobody else any more
+    with folder_lock(run, leads=True):  # by nobody else any more
         assert any((run / "checkpoints").iterdir())
         assert json.loads((run / "summary.json").read_text())["finished"] is False
 

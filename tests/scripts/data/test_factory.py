@@ -14,7 +14,7 @@ from scripts import eval, export
 from scripts.data import imagenet_folder, imagenet_samples, mindrecord
 from scripts.data.factory import open_feeds
 from scripts.run_folder.metrics_recorder import read_metrics
-from scripts.run_folder.vocabulary_file import words_of
+from scripts.run_folder.vocabulary_file import load_vocabulary
 from scripts.settings.train_settings import TrainSettings
 from scripts.settings.yaml_config import validate
 from scripts.training.evaluation import Evaluator, Scores
@@ -219,7 +219,7 @@ def test_a_run_of_words_keeps_its_vocabulary(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     settings = settings_for(tmp_path, "next words", epochs=1)
     run = train(settings, console=quiet())
-    words = words_of(run.folder)
+    words = load_vocabulary(run.folder)
     other = tmp_path / "other.txt"
     other.write_text("a tall ship came into view, and the old crew went up to it . " * 80)
     data = settings.data.model_copy(update={"folder": str(other)})
@@ -237,7 +237,7 @@ def test_a_run_of_words_keeps_its_vocabulary(tmp_path, monkeypatch, capsys):
     with pytest.raises(UserError, match="has no vocabulary.json"):
         export.main([str(run.folder), "--out", str(tmp_path / "net.mindir")])
     train(settings, resume=True, console=quiet())
-    assert words_of(run.folder).text() == words.text(), "of a run from before there was such a file"
+    assert load_vocabulary(run.folder).text() == words.text(), "of a run from before there was such a file"
     assert export.main([str(run.folder), "--out", str(tmp_path / "net.mindir")]) == 0
 
 

@@ -30,7 +30,7 @@ def test_a_run_goes_on_with_its_blocks_without_the_cache(tmp_path, monkeypatch):
     expected, found = last_tensors(whole.folder), last_tensors(run.folder)
     assert all(np.array_equal(expected[name], found[name]) for name in expected)
     with pytest.raises(UserError, match="cannot be written"):
-        block_plan_file.keep_blocks(tmp_path / "nowhere", run.stepper.optimizer)
-    (run.folder / block_plan_file.BLOCKS).write_text('{"block_size": 0}')
+        block_plan_file.save_block_plan(tmp_path / "nowhere", run.stepper.optimizer)
+    (run.folder / block_plan_file.BLOCK_PLAN).write_text('{"block_size": 0}')
     with pytest.raises(UserError, match=r"blocks\.json: does not hold the blocks of a run"):
         train(settings_of(tmp_path, "parts"), resume=True, console=quiet())

@@ -25,13 +25,13 @@ from thor.runtime.errors import UserError
 
 pytestmark = pytest.mark.slow
 
-
 # Trains; as soon as a step is done, no file may grow beyond some bytes.
 LIMITED = """
 import os, resource, sys
 sys.path.insert(0, os.getcwd())
 import scripts.train
-from scripts import errors, progress
+from scripts.common import errors
+from scripts.training import progress_display as progress
 step, size, config = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 show = progress.ProgressDisplay.step
 
@@ -77,10 +77,10 @@ def test_a_full_disk_at_each_moment_of_saving_keeps_the_checkpoint_before(tmp_pa
     for count in range(20):
         folder = tmp_path / str(count)
         net = fuzz_checkpoints.network(3)
-        checkpoints.save(folder, checkpoints.tensors_of((net,)), fuzz_checkpoints.position(3), keep=1)
+        checkpoints.save(folder, checkpoints.collect_tensors((net,)), fuzz_checkpoints.position(3), keep=1)
         with monkeypatch.context() as patch:
             full_after(count, patch)
-            tensors = checkpoints.tensors_of((fuzz_checkpoints.network(7),))
+            tensors = checkpoints.collect_tensors((fuzz_checkpoints.network(7),))
             try:
                 checkpoints.save(folder, tensors, fuzz_checkpoints.position(7), keep=1)
                 break
@@ -106,13 +106,13 @@ def test_a_full_disk_when_an_evaluation_is_added_keeps_the_checkpoint_as_it_was(
     for count in range(20):
         folder = tmp_path / str(count)
         checkpoints.save(
-            folder, checkpoints.tensors_of((fuzz_checkpoints.network(3),)), fuzz_checkpoints.position(3), keep=2
+            folder, checkpoints.collect_tensors((fuzz_checkpoints.network(3),)), fuzz_checkpoints.position(3), keep=2
         )
-        checkpoints.save(folder, checkpoints.tensors_of((fuzz_checkpoints.network(7),)), before, keep=2)
+        checkpoints.save(folder, checkpoints.collect_tensors((fuzz_checkpoints.network(7),)), before, keep=2)
         with monkeypatch.context() as patch:
             full_after(count, patch)
             try:
-                checkpoints.describe_anew(folder, found)
+                checkpoints.update_description(folder, found)
                 break
             except UserError as error:
                 said = str(error)
@@ -121,7 +121,7 @@ def test_a_full_disk_when_an_evaluation_is_added_keeps_the_checkpoint_as_it_was(
         assert fuzz_checkpoints.resume(folder)[1] == before
         best, _ = fuzz_checkpoints.evaluate(folder)  # of either step, and whole
         assert float(best[0].weight.asnumpy().mean()) in (3.0, 7.0)
-        checkpoints.describe_anew(folder, found)
+        checkpoints.update_description(folder, found)
         fuzz_checkpoints.is_the_newest(folder, fuzz_checkpoints.resume(folder))
         fuzz_checkpoints.is_the_newest(folder, fuzz_checkpoints.evaluate(folder))
     assert count == 6, "link, and name of the best; two descriptions, each with its name"

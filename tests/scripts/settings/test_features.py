@@ -15,7 +15,7 @@ from scripts.run_folder.metrics_recorder import read_metrics
 from scripts.run_folder.progress_record import Position
 from scripts.settings.yaml_config import validate
 from scripts.training.first_order_step import FirstOrderStep, LossScale
-from scripts.training.loop import CHECKPOINTS, _moved, train
+from scripts.training.loop import CHECKPOINTS, _advanced, train
 from scripts.training.networks import build_network
 from scripts.training.optimizers import build_stepper, decay_groups
 from scripts.training.weight_average import WeightAverage
@@ -37,7 +37,7 @@ def test_average_follows_its_formula_and_swaps_in_place():
         decay = min(0.5, (1 + number) / (10 + number))
         expected = decay * expected + (1 - decay) * number
         np.testing.assert_allclose(average.averages[0].asnumpy(), expected, rtol=1e-6)
-    with average.in_place():
+    with average.swapped_in():
         np.testing.assert_allclose(net.weight.asnumpy(), expected, rtol=1e-6)
         np.testing.assert_array_equal(average.averages[0].asnumpy(), np.full((2, 3), 3.0))
     np.testing.assert_array_equal(net.weight.asnumpy(), np.full((2, 3), 3.0))
@@ -107,7 +107,7 @@ def test_an_end_that_is_asked_for_does_not_wait_for_an_evaluation_which_the_cont
 def test_the_mean_loss_of_an_epoch_is_of_the_steps_that_have_one():
     position = Position()
     for loss in (1.0, math.nan, 3.0):
-        position = _moved(position, loss, 0.1)
+        position = _advanced(position, loss, 0.1)
     assert (position.loss_sum, position.step_in_epoch, position.not_finite) == (4.0, 3, 1)
 
 

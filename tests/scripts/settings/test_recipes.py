@@ -8,7 +8,7 @@ from rich.console import Console
 from scripts.data.factory import PUBLISHED_SIZES
 from scripts.settings.yaml_config import load_config, read_yaml
 from scripts.training import dry_run
-from scripts.training.build import whole_steps
+from scripts.training.build import count_steps
 from scripts.training.optimizers import thor_damping, thor_rate
 from tests.support.paths import ROOT
 from thor.runtime.errors import UserError
@@ -32,7 +32,7 @@ PUBLISHED = """
 def test_thor_recipe_is_the_published_one(device, column):
     settings = load_config(CONFIGS / f"resnet50_imagenet_thor_{device}.yaml")
     batches = PUBLISHED_SIZES["imagenet"] // settings.batch_size
-    updates = whole_steps(settings, batches) / settings.accumulation
+    updates = count_steps(settings, batches) / settings.accumulation
     assert updates == 5004, "global batch 256 on every device"
     rate, damping = thor_rate(settings, updates), thor_damping(settings, updates)
     for line in PUBLISHED.split("\n")[1:-1]:

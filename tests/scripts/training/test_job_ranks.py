@@ -22,12 +22,14 @@ pytestmark = pytest.mark.slow
 
 
 def test_the_environment_announces_a_job():
-    assert job_ranks.announced({}) == 1
-    assert job_ranks.announced({"RANK_SIZE": "8"}) == 1, "left over from something else: it takes a table or msrun"
-    assert job_ranks.announced({"MS_ROLE": "MS_WORKER", "MS_WORKER_NUM": "4"}) == 4
-    assert job_ranks.announced({"RANK_TABLE_FILE": "hccl.json", "RANK_SIZE": "8"}) == 8
+    assert job_ranks.announced_count({}) == 1
+    assert job_ranks.announced_count({"RANK_SIZE": "8"}) == 1, (
+        "left over from something else: it takes a table or msrun"
+    )
+    assert job_ranks.announced_count({"MS_ROLE": "MS_WORKER", "MS_WORKER_NUM": "4"}) == 4
+    assert job_ranks.announced_count({"RANK_TABLE_FILE": "hccl.json", "RANK_SIZE": "8"}) == 8
     with pytest.raises(UserError, match="MS_WORKER_NUM = 'two' in the environment"):
-        job_ranks.announced({"MS_ROLE": "MS_WORKER", "MS_WORKER_NUM": "two"})
+        job_ranks.announced_count({"MS_ROLE": "MS_WORKER", "MS_WORKER_NUM": "two"})
 
 
 def test_settings_may_not_contradict_the_job(tmp_path):
@@ -56,7 +58,7 @@ def test_a_step_number_survives_float32(step, monkeypatch):
         return np.asarray(values, np.float32)
 
     monkeypatch.setattr(job_ranks.Ranks, "total", alone)
-    assert job_ranks.Ranks(0, 2).step_of_first(step) == step
+    assert job_ranks.Ranks(0, 2).broadcast_step(step) == step
 
 
 def with_other(monkeypatch, *sent):

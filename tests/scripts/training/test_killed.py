@@ -14,7 +14,7 @@ import pytest
 
 from scripts.run_folder import checkpoints
 from scripts.run_folder.metrics_recorder import read_metrics
-from scripts.run_folder.stop_request import BEGAN, Interrupt, ended_by_file
+from scripts.run_folder.stop_request import BEGAN, Interrupt, stopped_by_file
 from scripts.settings.yaml_config import save_config
 from scripts.training import loop
 from scripts.training.evaluation import Evaluator
@@ -25,13 +25,13 @@ from tests.support.tiny_runs import tiny_settings
 
 pytestmark = pytest.mark.slow
 
-
 # Trains, and kills itself: while a step or an evaluation is under way, or in the middle of writing a checkpoint.
 KILLED = """
 import os, signal, sys
 sys.path.insert(0, os.getcwd())
 import scripts.train
-from scripts import evaluation, progress
+from scripts.training import evaluation
+from scripts.training import progress_display as progress
 where, count, config = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 
 def kill_at(owner, name, matches):
@@ -138,11 +138,11 @@ def test_stop_file_and_sigterm_end_with_a_checkpoint(tmp_path, monkeypatch):
     monkeypatch.setattr(ProgressDisplay, "step", ask)
     run = train(settings, resume="auto", console=quiet())
     assert not run.finished and run.position.step == 3
-    assert ended_by_file(folder)
+    assert stopped_by_file(folder)
     assert not (folder / "stop").exists(), "or the continued run would end at once"
     assert (folder / CHECKPOINTS / "step-00000003.json").is_file()
     run = train(settings, resume="auto", console=quiet())
-    assert not run.finished and run.position.step == 7 and not ended_by_file(folder)
+    assert not run.finished and run.position.step == 7 and not stopped_by_file(folder)
     run = train(settings, resume="auto", console=quiet())
     assert run.finished and run.position.step == 20
     assert [line["step"] for line in read_metrics(folder) if line["kind"] == "step"] == list(range(1, 21))
@@ -163,7 +163,7 @@ def test_a_stop_file_of_a_launchers_earlier_attempt_is_a_request(tmp_path, monke
     os.utime(Path(settings.out) / "stop", (time.time() - 9, time.time() - 9))
     monkeypatch.setenv(BEGAN, str(time.time() - 60))
     run = train(settings, console=quiet())
-    assert not run.finished and run.position.step == 1 and ended_by_file(run.folder)
+    assert not run.finished and run.position.step == 1 and stopped_by_file(run.folder)
 
 
 def test_a_stop_file_may_look_a_tick_older_than_the_run(tmp_path):
@@ -180,4 +180,4 @@ def test_a_stop_file_that_is_made_while_the_run_starts_up_ends_it(tmp_path, monk
     settings = tiny_settings(tmp_path, "momentum", epochs=1)
     monkeypatch.setattr(loop, "check_fit", lambda *_: (Path(settings.out) / "stop").touch())
     run = train(settings, console=quiet())
-    assert not run.finished and run.position.step == 1 and ended_by_file(run.folder)
+    assert not run.finished and run.position.step == 1 and stopped_by_file(run.folder)

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from scripts.run_folder.checkpoints import CHECKPOINT_SUFFIXES
-from scripts.run_folder.folder_lock import occupied
+from scripts.run_folder.folder_lock import folder_lock
 from scripts.run_folder.metrics_recorder import read_metrics
 from scripts.settings.yaml_config import load_config, save_config
 from scripts.train import main as program
@@ -185,7 +185,7 @@ def test_a_continued_run_is_told_of_as_it_went_on(tmp_path):
 
 def test_no_checkpoint_is_looked_for_while_another_process_trains(tmp_path):
     settings = tiny_settings(tmp_path, "momentum")
-    with occupied(Path(settings.out), True), pytest.raises(UserError, match="another process is training"):
+    with folder_lock(Path(settings.out), True), pytest.raises(UserError, match="another process is training"):
         train(settings, resume=True, console=quiet())
 
 

@@ -1,30 +1,32 @@
 import pytest
 
 from scripts.settings.train_settings import Schedule
-from scripts.training.schedules import over_updates
+from scripts.training.schedules import schedule_function
 
 
 @pytest.mark.parametrize("shape, middle", [("constant", 1.0), ("linear", 0.5), ("cosine", 0.5), ("polynomial", 0.25)])
 def test_shapes_start_full_and_meet_their_middle(shape, middle):
-    rate = over_updates(0.1, Schedule(shape=shape), epochs=4, updates_per_epoch=10)
+    rate = schedule_function(0.1, Schedule(shape=shape), epochs=4, updates_per_epoch=10)
     assert rate(0) == pytest.approx(0.1)
     assert rate(20) == pytest.approx(0.1 * middle)
     assert all(rate(update) > 0 for update in range(40))
 
 
 def test_warm_up_rises_to_the_full_rate():
-    rate = over_updates(1.0, Schedule(shape="constant", warmup_epochs=0.5), epochs=2, updates_per_epoch=10)
+    rate = schedule_function(1.0, Schedule(shape="constant", warmup_epochs=0.5), epochs=2, updates_per_epoch=10)
     assert [rate(update) for update in range(6)] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0, 1.0])
 
 
 def test_final_share_and_end_epoch():
-    rate = over_updates(1.0, Schedule(shape="linear", final=0.2, end_epoch=1.0), 3, 10)
+    rate = schedule_function(1.0, Schedule(shape="linear", final=0.2, end_epoch=1.0), 3, 10)
     assert rate(5) == pytest.approx(0.6) and rate(25) == pytest.approx(0.2)
 
 
 def test_end_in_updates_is_the_end_in_epochs():
     by_update, by_epoch = (
-        over_updates(3.0, Schedule(shape="polynomial", power=4.0, final=0.1, **end), epochs=9, updates_per_epoch=10)
+        schedule_function(
+            3.0, Schedule(shape="polynomial", power=4.0, final=0.1, **end), epochs=9, updates_per_epoch=10
+        )
         for end in ({"end_update": 25}, {"end_epoch": 2.5})
     )
     assert [by_update(update) for update in range(40)] == [by_epoch(update) for update in range(40)]
