@@ -20,7 +20,8 @@ from scripts.docs import readme_hook
 from tests.support.markdown import take_apart
 from tests.support.paths import ROOT
 
-PAGES = sorted(ROOT.glob("docs/*.md"))
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
 README = ROOT / "README.md"
 
 
@@ -98,7 +99,7 @@ def pages_of(nav) -> list[str]:
 
 def test_the_navigation_names_exactly_the_pages_there_are():
     named = pages_of(yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"])
-    assert sorted(named) == sorted([page.name for page in PAGES] + list(readme_hook.PAGES.values()))
+    assert sorted(named) == sorted([str(page.relative_to(DOCS)) for page in PAGES] + list(readme_hook.PAGES.values()))
     assert named[0] == "index.md"
 
 
@@ -134,8 +135,9 @@ def test_the_site_builds_and_needs_no_network(tmp_path):
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--config-file", str(ROOT / "mkdocs.yml")]
     result = subprocess.run([*command, "--site-dir", str(site)], capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stdout + result.stderr
-    for page in [*PAGES, *map(Path, readme_hook.PAGES.values())]:
-        text = (site / f"{page.stem}.html").read_text(encoding="utf-8")
+    for page in [*(page.relative_to(DOCS) for page in PAGES), *map(Path, readme_hook.PAGES.values())]:
+        html = (site / page).with_suffix(".html")
+        text = html.read_text(encoding="utf-8")
         assert not re.search(r'<(script|img)[^>]* src="(https?:)?//|<link[^>]* href="(https?:)?//', text), page.name
         pictures = re.findall(r'<img[^>]* src="([^"]+)"', text)
-        assert all((site / picture).is_file() for picture in pictures), page.name
+        assert all((html.parent / picture).is_file() for picture in pictures), page.name
