@@ -4,23 +4,25 @@ import mindspore as ms
 import numpy as np
 import pytest
 
+import thor
 from tests.support.networks import Mlp, batch, make, values
+from thor.optimizer_state import OptimizerState
 
 
 def losses(step, count):
     return [float(step(*batch(seed=seed)).asnumpy()) for seed in range(count)]
 
 
-@pytest.mark.parametrize("method", ["gain", "refresh"])
-def test_an_interrupted_step_leaves_no_sums_to_the_next(monkeypatch, method):
+@pytest.mark.parametrize(("owner", "method"), [(OptimizerState, "gain"), (thor.THOR, "refresh")])
+def test_an_interrupted_step_leaves_no_sums_to_the_next(monkeypatch, owner, method):
     """Ctrl-C, or an error of a schedule, behind the last micro-batch and before the weights move."""
     net, other = Mlp(), Mlp()
-    optimizer, step = make(net, accumulate=2)
+    _, step = make(net, accumulate=2)
     _, alone = make(other, accumulate=2)
     assert losses(step, 2) == losses(alone, 2)
     before = values(net)
     with monkeypatch.context() as patch:
-        patch.setattr(type(optimizer), method, _press_ctrl_c)
+        patch.setattr(owner, method, _press_ctrl_c)
         with pytest.raises(KeyboardInterrupt):
             losses(step, 2)
     assert all(np.array_equal(before[name], value) for name, value in values(net).items())
