@@ -17,7 +17,7 @@ from thor.factors.blocks import BlockPlan, numbers_in
 from thor.runtime.parameters import check_before_loading
 
 _PLAN_BYTES = 256
-_LAYERS_TOLD_APART = 512  # four bytes each; of more layers a checkpoint says only that they differ
+_LAYERS_WITH_CHECKSUM = 512  # four bytes each; of more layers a checkpoint says only that they differ
 
 
 def gathered_state(
@@ -34,21 +34,21 @@ def _caches_of_row(layers: Sequence[Layer], column_of: Sequence[int], ranks: Ran
     """The caches of all layers: a row of ranks has each layer's exactly once, on the rank of its column."""
     columns = range(ranks.grid.columns)
     parts = [
-        [factor for layer, own in zip(layers, column_of, strict=True) if own == column for factor in (layer.a, layer.g)]
+        [factor for layer, at in zip(layers, column_of, strict=True) if at == column for factor in (layer.a, layer.g)]
         for column in columns
     ]
     lengths = [sum(numbers_in(factor.cache_shapes) for factor in part) for part in parts]
-    mine = [cache.asnumpy().reshape(-1) for factor in parts[ranks.own_column] for cache in factor.cache]
-    own = np.concatenate(mine) if mine else np.zeros(0, np.float32)
-    found: dict[str, Tensor] = {}
+    pieces = [cache.asnumpy().reshape(-1) for factor in parts[ranks.own_column] for cache in factor.cache]
+    own = np.concatenate(pieces) if pieces else np.zeros(0, np.float32)
+    caches: dict[str, Tensor] = {}
     for part, flat in zip(parts, ranks.gathered_in_row(own, lengths), strict=True):
         first = 0
         for factor in part:
             for cache, shape in zip(factor.cache, factor.cache_shapes, strict=True):
                 last = first + int(np.prod(shape))
-                found[cache.name] = Tensor(flat[first:last].reshape(shape).copy())
+                caches[cache.name] = Tensor(flat[first:last].reshape(shape).copy())
                 first = last
-    return found
+    return caches
 
 
 def load_state(optimizer: nn.Cell, plan: Parameter, layers: Sequence[Layer], parameters: dict[str, Parameter]) -> None:
@@ -87,8 +87,8 @@ def plan_parameter(plan: BlockPlan, layers: list[Layer], undecided: Callable[[],
     ``undecided()``, nothing can be loaded: the first step would begin anew with the plan it chooses.
     """
     text, prints = describe_plan(plan, layers), [layer.fingerprint() for layer in layers]
-    sums = np.zeros(_LAYERS_TOLD_APART, "<u4")
-    known = prints[:_LAYERS_TOLD_APART]
+    sums = np.zeros(_LAYERS_WITH_CHECKSUM, "<u4")
+    known = prints[:_LAYERS_WITH_CHECKSUM]
     sums[: len(known)] = [zlib.crc32(each.encode()) for each in known]
     own = np.frombuffer(text.encode().ljust(_PLAN_BYTES) + sums.tobytes(), np.uint8)
     parameter = Parameter(Tensor(own.copy()), name="thor.plan", requires_grad=False)
@@ -103,7 +103,7 @@ def plan_parameter(plan: BlockPlan, layers: list[Layer], undecided: Callable[[],
             )
         if stored != own.tobytes():
             theirs = np.frombuffer(stored[_PLAN_BYTES:], "<u4")
-            other = next((mine for mine, one, two in zip(known, sums, theirs, strict=False) if one != two), None)
+            other = next((layer for layer, one, two in zip(known, sums, theirs, strict=False) if one != two), None)
             raise ValueError(f"the checkpoint belongs to another optimizer: {_plan_differences(line, text, other)}")
 
     check_before_loading(parameter, check)
@@ -116,9 +116,11 @@ def _plan_differences(stored: str, own: str, other: str | None) -> str:
         theirs, ours = json.loads(stored), json.loads(own)
     except json.JSONDecodeError:
         return "its plan cannot be read"
-    found = [f"{k} {theirs.get(k)!r} there, {ours[k]!r} here" for k in ours if theirs.get(k) != ours[k] and k != "hash"]
-    if found:
-        return ", ".join(found)
+    differences = [
+        f"{k} {theirs.get(k)!r} there, {ours[k]!r} here" for k in ours if theirs.get(k) != ours[k] and k != "hash"
+    ]
+    if differences:
+        return ", ".join(differences)
     if other is None:
         return "its layers differ in name, size or cut"
     return f"the first layer that differs in name, size or cut is here {other}"

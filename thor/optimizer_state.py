@@ -113,12 +113,12 @@ class OptimizerState(nn.Cell):
 
     def by_layer(self, indices: Sequence[int], flat: np.ndarray) -> dict[int, np.ndarray]:
         """Traces [2, copies] of these layers, cut out of an array that holds one layer's after another's."""
-        found, first = {}, 0
+        traces, first = {}, 0
         for i in indices:
             last = first + 2 * self.copies[i]
-            found[i] = flat[first:last].reshape(2, -1)
+            traces[i] = flat[first:last].reshape(2, -1)
             first = last
-        return found
+        return traces
 
     def table(self) -> LayerTable:
         """Host copies of what a candidate refresh reads and changes."""

@@ -25,7 +25,7 @@ from thor.runtime.graph_ops import forget_compiled_construct
 from thor.runtime.parameters import int_parameter, read, write
 from thor.shared_settings import shared_settings
 from thor.step.accumulation import Accumulators
-from thor.step.diagnose import all_finite, complaint, first_bad_layer
+from thor.step.diagnose import first_bad_layer, likely_cause, stop_message
 from thor.step.graphs import StepGraphs, forward_of
 from thor.step.moving_averages import MovingAverages
 from thor.step.storage_watch import StorageWatch
@@ -127,7 +127,7 @@ class TrainStep(nn.Cell):
         gathering = optimizer.own_state.gathers_now
         if gathering:
             self.step_graphs.drop_stopped(optimizer.own_state.active_layers)
-        step = self._accumulated_step if self.accumulate > 1 else self._whole_step
+        step = self._accumulated_step if self.accumulate > 1 else self._single_batch_step
         loss, finite = step(gathering, self._scale(), *inputs)
         failed = finite is not None and optimizer.finished(finite)
         if gathering or self.accumulate > 1 or not self._state_watch.noted:  # a plain step moves no storage
@@ -137,8 +137,8 @@ class TrainStep(nn.Cell):
         if finite is False:
             self._moving.mend()
         if failed:
-            where = where or all_finite(self.step_graphs.scaled, self.accumulate > 1, optimizer.ranks is not None)
-            raise FloatingPointError(complaint(optimizer.step, read(optimizer.own_state.bad_steps), where))
+            where = where or likely_cause(self.step_graphs.scaled, self.accumulate > 1, optimizer.ranks is not None)
+            raise FloatingPointError(stop_message(optimizer.step, read(optimizer.own_state.bad_steps), where))
         return loss
 
     def _before_step(self) -> None:
@@ -153,7 +153,7 @@ class TrainStep(nn.Cell):
         self._moving.before_step()
         optimizer.set_learning_rate()
 
-    def _whole_step(self, gathering: bool, scale: Tensor | None, *inputs: Any) -> tuple[Tensor, bool]:
+    def _single_batch_step(self, gathering: bool, scale: Tensor | None, *inputs: Any) -> tuple[Tensor, bool]:
         if gathering:
             return self._finish_curvature(scale, *self.step_graphs.curvature(scale, *inputs))
         loss, finite = self.step_graphs.plain(scale, *inputs)

@@ -40,7 +40,7 @@ class HostAlgebra:
     def invert(self, stacks: Sequence[np.ndarray], damping: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
         """The inverses of each stack, and one flag for each of all their blocks that says whether to trust it."""
         inverses, trusted = block_inverse.invert_on_host(np.concatenate(stacks), damping)
-        return apart(inverses, stacks), trusted
+        return split_by_stack(inverses, stacks), trusted
 
     def times(self, stacks: Sequence[np.ndarray], thin: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Stacks [c n, b, b] as block-diagonal matrices, each times its [c, n b, r], in float64."""
@@ -109,8 +109,8 @@ class DeviceAlgebra:
             # ops.cholesky may raise where a block is not positive definite, and does not say which; this one does
             inverses, trusted = self._careful(batch, damping)
             trusted = trusted.asnumpy()
-        found = _split(inverses, stacks)
-        return found[:-1] if spare else found, trusted[:used] > 0
+        results = _split(inverses, stacks)
+        return results[:-1] if spare else results, trusted[:used] > 0
 
     def times(self, stacks: Sequence[Tensor], thin: Sequence[np.ndarray]) -> list[np.ndarray]:
         if not stacks:
@@ -118,14 +118,14 @@ class DeviceAlgebra:
         rank = max(each.shape[-1] for each in thin)
         rows = [_rows_by_block(_wider(each, rank), x.shape[-1]) for x, each in zip(stacks, thin, strict=True)]
         product = ops.bmm(_joined(stacks), self.tensor(np.concatenate(rows))).asnumpy().astype(np.float64)
-        products = zip(apart(product, stacks), thin, strict=True)
+        products = zip(split_by_stack(product, stacks), thin, strict=True)
         return [x[:, :, : y.shape[-1]].reshape(y.shape) for x, y in products]
 
     def finite(self, stacks: Sequence[Tensor]) -> list[bool]:
         if not stacks:
             return []
         sums = ops.ReduceSum()(_joined(stacks), (1, 2)).asnumpy()
-        return [bool(np.isfinite(each).all()) for each in apart(sums, stacks)]
+        return [bool(np.isfinite(each).all()) for each in split_by_stack(sums, stacks)]
 
     def tensor(self, blocks) -> Tensor:
         return blocks if isinstance(blocks, Tensor) else Tensor(np.ascontiguousarray(blocks, np.float32))
@@ -137,7 +137,7 @@ class DeviceAlgebra:
         return self.tensor(blocks)
 
 
-def apart(joined: np.ndarray, stacks: Sequence[Any]) -> list[np.ndarray]:
+def split_by_stack(joined: np.ndarray, stacks: Sequence[Any]) -> list[np.ndarray]:
     """What is known of the blocks of all stacks, one after another, in parts as long as these."""
     return np.split(joined, np.cumsum([len(each) for each in stacks])[:-1])
 

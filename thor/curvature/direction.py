@@ -76,7 +76,7 @@ class Form:
     rows: tuple[tuple[int, ...], ...]
 
     @property
-    def apart(self) -> bool:
+    def bias_apart(self) -> bool:
         """Whether the bias stands apart."""
         return len(self.columns) == 4
 
@@ -96,12 +96,12 @@ class Direction(nn.Cell):
         self.outputs = form.weight[0] // form.copies
         self.inputs = math.prod(form.weight) // form.weight[0]
         self.rows, self.columns = g_count * g_size, a_count * a_size
-        self.apart, self.inside = form.apart, form.bias and not form.apart
-        self.more_columns = self.columns - self.inputs - self.inside
+        self.bias_apart, self.bias_inside = form.bias_apart, form.bias and not form.bias_apart
+        self.more_columns = self.columns - self.inputs - self.bias_inside
         self.more_rows = self.rows - self.outputs
         #: as which shape a direction is made: its weight's where nothing is padded or ordered. So a product with one
         #: block comes: at the end of a graph, another shape would be a copy
-        self.as_weight = not self.inside and self.more_columns == self.more_rows == 0 and form.positions == 1
+        self.as_weight = not self.bias_inside and self.more_columns == self.more_rows == 0 and form.positions == 1
         self.shape = form.weight if self.as_weight else (form.copies, 1, self.rows, self.columns)
         self.left = multiply_left_by_diagonal if g_size == 1 else multiply_left
         self.right = multiply_right_by_one if a_count == 1 else multiply_right
@@ -115,13 +115,13 @@ class Direction(nn.Cell):
         if self.positions > 1:
             x = ops.transpose(reshaped(x, (self.weight[0], -1, self.positions)), (0, 2, 1))
         x = reshaped(x, (self.copies, self.outputs, self.inputs))
-        if self.inside:
+        if self.bias_inside:
             x = _behind((x, self._column(gradients)))
         if self.more_columns > 0:
             x = _behind((x, constant((self.copies, self.outputs, self.more_columns), 0.0)))
         if self.more_rows > 0:
             x = _below((x, constant((self.copies, self.more_rows, self.columns), 0.0)))
-        if not self.apart:
+        if not self.bias_apart:
             return (x,)
         b = self._column(gradients)
         if self.more_rows > 0:
@@ -140,11 +140,11 @@ class Direction(nn.Cell):
         if not self.thin_right:
             return (reshaped(self._rows(y, caches), self.shape),)
         v = ops.bmm(matrices[0], caches[1])
-        if self.apart:
+        if self.bias_apart:
             v = _behind((v, matrices[1]))
         v = self._rows(v, caches)
         of_weight = self._difference(y, v, caches)
-        if self.apart:
+        if self.bias_apart:
             return of_weight, ops.bmm(v, caches[6])
         return (of_weight,)
 
@@ -166,9 +166,9 @@ class Direction(nn.Cell):
             v, t = _behind((v, caches[4])), _below((t, ops.bmm(caches[5], y)))
         return reshaped(self.left(y, caches[3]), self.shape) - reshaped(ops.bmm(v, t), self.shape)
 
-    def cut(self, made, gradients):
+    def cut(self, matrices, gradients):
         """The directions of matrices, shaped and typed as the layer's gradients."""
-        x = made[0]
+        x = matrices[0]
         if not self.as_weight:
             if self.rows > self.outputs or self.columns > self.inputs:
                 x = self._window(x, 0, self.inputs)
@@ -176,13 +176,13 @@ class Direction(nn.Cell):
                 x = ops.transpose(reshaped(x, (self.weight[0], self.positions, -1)), (0, 2, 1))
             x = reshaped(x, self.weight)
         x = _cast(x, self.dtype)
-        if self.apart:
-            b = made[1]
+        if self.bias_apart:
+            b = matrices[1]
             if self.more_rows > 0:
                 b = _slice(b, (0, 0, 0), (self.copies, self.outputs, 1))
             return x, self._as_bias(b, gradients)
-        if self.inside:
-            return x, self._as_bias(self._window(made[0], self.inputs, 1), gradients)
+        if self.bias_inside:
+            return x, self._as_bias(self._window(matrices[0], self.inputs, 1), gradients)
         return (x,)
 
     def _window(self, x, first, columns):
@@ -203,6 +203,6 @@ class DirectionElsewhere(nn.Cell):
         """Zeros like them."""
         return over(ops.zeros_like, matrices)
 
-    def cut(self, made, gradients):
+    def cut(self, matrices, gradients):
         """Zeros as they are."""
-        return made
+        return matrices

@@ -81,8 +81,8 @@ class Factor:
     @property
     def cache(self) -> tuple[Parameter, ...]:
         """The damped inverse."""
-        apart = () if self.bias_inverse is None else (self.bias_inverse,)
-        return (self.inverse, self.s, self.t, *apart)
+        bias = () if self.bias_inverse is None else (self.bias_inverse,)
+        return (self.inverse, self.s, self.t, *bias)
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
@@ -92,12 +92,12 @@ class Factor:
     def traces(self) -> np.ndarray:
         """Of each copy's estimate, [c] float32: its blocks', and where a bias stands apart, its entry of the mean's.
 
-        The mean entry's square over the uses is the mean's share of it, as in :func:`directions`.
+        The mean entry's square over the uses is the mean's share of it, as in :func:`low_rank_part`.
         """
-        found = np.einsum("cnii->c", self.blocks.asnumpy(), dtype=np.float64)
+        traces = np.einsum("cnii->c", self.blocks.asnumpy(), dtype=np.float64)
         if self.cut.bias_apart:
-            found += self.beside.asnumpy()[:, -1, 0].astype(np.float64) ** 2 / max(1.0, float(self.uses.asnumpy()[0]))
-        return found.astype(np.float32)
+            traces += self.beside.asnumpy()[:, -1, 0].astype(np.float64) ** 2 / max(1.0, float(self.uses.asnumpy()[0]))
+        return traces.astype(np.float32)
 
     def dense(self) -> np.ndarray:
         """The factor as it is approximated, [c, dim, dim] float32: blocks, and what stands beside them.
@@ -108,9 +108,9 @@ class Factor:
         if self.diagonal:
             return blocks.reshape(self.copies, -1).copy()
         full = assemble(blocks, self.cut.thin)
-        beside = directions(self)
-        if beside is not None:
-            shared = np.einsum("cri,crj->cij", beside, beside)
+        u = low_rank_part(self)
+        if u is not None:
+            shared = np.einsum("cri,crj->cij", u, u)
             inside = assemble(np.ones((1, *blocks.shape[1:])), self.cut.thin) > 0
             full = np.where(inside, full, shared)  # inside a block the factor itself, outside U^T U
         return without_padding(full, self.cut)
@@ -152,7 +152,7 @@ def without_padding(full: np.ndarray, cut: Cut) -> np.ndarray:
     return full[:, cut.kept][:, :, cut.kept].astype(np.float32)
 
 
-def directions(factor: Factor) -> np.ndarray | None:
+def low_rank_part(factor: Factor) -> np.ndarray | None:
     """U [c, r, n b] in float64 with A - U^T U positive semi-definite, from the estimate; None for plain blocks.
 
     Mean: the scaled mean; a layer used k times sums k means, and sum_i A_i - (1/k) (sum u)(sum u)^T is still positive

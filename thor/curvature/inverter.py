@@ -21,8 +21,8 @@ import numpy as np
 from mindspore import Parameter, Tensor, ops
 
 from thor.curvature import block_inverse
-from thor.curvature.backends import algebra_of, apart
-from thor.curvature.factor import Factor, assemble, directions, without_padding
+from thor.curvature.backends import algebra_of, split_by_stack
+from thor.curvature.factor import Factor, assemble, low_rank_part, without_padding
 
 RETRIES = 5
 ESCALATION = 10.0
@@ -43,7 +43,7 @@ class Job:
     escalated: int = 0
     failed: bool = False
     results: list[tuple[Parameter, Tensor]] = field(default_factory=list)
-    beside: np.ndarray | None = None
+    low_rank: np.ndarray | None = None
     blocks: Any = None
     inverse: Any = None
 
@@ -97,7 +97,7 @@ class Inverter:
             self.exchange.divide(jobs)
         buckets: dict[int, list[Job]] = {}
         for job in jobs:
-            job.beside = directions(job.factor)
+            job.low_rank = low_rank_part(job.factor)
             buckets.setdefault(job.factor.cut.size, []).append(job)
         for bucket in buckets.values():
             self._invert_bucket(bucket)
@@ -110,20 +110,20 @@ class Inverter:
         self.seconds.append(time.perf_counter() - start)
 
     def _invert_bucket(self, jobs: list[Job]) -> None:
-        found = self.algebra.blocks([job.factor for job in jobs], [job.beside for job in jobs])
-        for job, blocks in zip(jobs, found, strict=True):
+        blocks_by_job = self.algebra.blocks([job.factor for job in jobs], [job.low_rank for job in jobs])
+        for job, blocks in zip(jobs, blocks_by_job, strict=True):
             job.blocks = blocks
-        mine = [job for job in jobs if job.count]
-        for job, finite in zip(mine, self.algebra.finite([job.blocks for job in mine]), strict=True):
+        assigned = [job for job in jobs if job.count]
+        for job, finite in zip(assigned, self.algebra.finite([job.blocks for job in assigned]), strict=True):
             job.failed = not finite
-        live = [job for job in mine if not job.failed]
+        live = [job for job in assigned if not job.failed]
         if not live:
             return
         stacks = [job.blocks if self.exchange is None else job.blocks[job.part] for job in live]
         owner = np.repeat(np.arange(len(live)), [job.count for job in live])
         damping = np.concatenate([np.repeat(job.damping, job.factor.cut.count)[job.part] for job in live])
         inverses, trusted = self._invert_until_trusted(stacks, damping, owner, live)
-        for job, of_part, flags in zip(live, inverses, apart(trusted, stacks), strict=True):
+        for job, of_part, flags in zip(live, inverses, split_by_stack(trusted, stacks), strict=True):
             job.inverse, job.failed = of_part, not flags.all()
 
     def _invert_until_trusted(self, stacks, damping, owner, jobs):
@@ -145,12 +145,12 @@ class Inverter:
         numbers = [self.algebra.to_host(blocks) for blocks in stacks]
         # the factors of embeddings and normalisations
         inverses, trusted = block_inverse.reciprocals(np.concatenate(numbers), damping)
-        return [self.algebra.from_host(each) for each in apart(inverses, numbers)], trusted
+        return [self.algebra.from_host(each) for each in split_by_stack(inverses, numbers)], trusted
 
     def _store_bucket(self, jobs: list[Job]) -> None:
         """Put new inverses, with all that goes with them, among the results; one that is not finite has failed."""
-        thin = [(job, job.beside) for job in jobs if job.beside is not None]
-        for job in (job for job in jobs if job.beside is None and job.factor.held):
+        thin = [(job, job.low_rank) for job in jobs if job.low_rank is not None]
+        for job in (job for job in jobs if job.low_rank is None and job.factor.held):
             self._store_inverse(job, job.inverse)
         held = [(job, u) for job, u in thin if job.factor.held]
         inside = [u[:, :, : job.factor.cut.padded].transpose(0, 2, 1) for job, u in held]
@@ -158,11 +158,11 @@ class Inverter:
         for (job, u), product in zip(held, products, strict=True):
             self._store_with_thin(job, u, product)
         # held or not: all ranks have all estimates
-        turned = [(job, u) for job, u in thin if job.factor.cut.split == "block+rank" and not job.failed]
-        probes = [np.linalg.qr(job.factor.beside.asnumpy().astype(np.float64))[0] for job, _ in turned]
-        products = self.algebra.times([job.blocks for job, _ in turned], probes)
-        for (job, u), probe, product in zip(turned, probes, products, strict=True):
-            job.results += _turned_probe(job.factor, u, probe, product)
+        tracked = [(job, u) for job, u in thin if job.factor.cut.split == "block+rank" and not job.failed]
+        probes = [np.linalg.qr(job.factor.beside.asnumpy().astype(np.float64))[0] for job, _ in tracked]
+        products = self.algebra.times([job.blocks for job, _ in tracked], probes)
+        for (job, u), probe, product in zip(tracked, probes, products, strict=True):
+            job.results += _next_probe(job.factor, u, probe, product)
 
     def _store_with_thin(self, job: Job, u: np.ndarray, s: np.ndarray) -> None:
         """The inverse and what stands beside it, from ``s`` = X U^T [c, n b, r] of the blocks alone."""
@@ -172,7 +172,7 @@ class Inverter:
             job.failed = True
             return
         if cut.whole_inverse:
-            self._store_inverse(job, self._whole(job, s, t))
+            self._store_inverse(job, self._as_one_matrix(job, s, t))
             return
         self._store_inverse(job, job.inverse)
         values = self._bordered(job, s, t) if cut.bias_apart else (s, t)
@@ -189,27 +189,27 @@ class Inverter:
         """Woodbury's s [c, m, r] and t [c, r, m] for all rows m that are kept, a bias's that stands apart too."""
         cut = job.factor.cut
         if cut.bias_apart:
-            s = np.concatenate([s, u[:, :, -1:].transpose(0, 2, 1) * _of_bias_alone(job)], 1)
+            s = np.concatenate([s, u[:, :, -1:].transpose(0, 2, 1) * _bias_entry_inverse(job)], 1)
         small = np.eye(cut.rank) + u @ s
         return s, np.linalg.inv((small + small.transpose(0, 2, 1)) / 2) @ s.transpose(0, 2, 1)
 
     def _bordered(self, job: Job, s: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """What acts on the inputs, s and t; the bias's row beneath t; and bias_inverse (factor.py)."""
         s, s_bias, t, t_bias = s[:, :-1], s[:, -1:], t[:, :, :-1], t[:, :, -1:]
-        bias_inverse = np.concatenate([-t_bias, _of_bias_alone(job) - s_bias @ t_bias], 1)
+        bias_inverse = np.concatenate([-t_bias, _bias_entry_inverse(job) - s_bias @ t_bias], 1)
         return s, np.concatenate([t, s_bias @ t], 1), bias_inverse
 
-    def _whole(self, job: Job, s: np.ndarray, t: np.ndarray) -> np.ndarray:
+    def _as_one_matrix(self, job: Job, s: np.ndarray, t: np.ndarray) -> np.ndarray:
         """X - s t as one matrix [c, dim, dim]."""
         cut, copies = job.factor.cut, job.factor.copies
         blocks = self.algebra.to_host(job.inverse).reshape(copies, cut.count, cut.size, cut.size)
         full = assemble(blocks, cut.thin)
         if cut.bias_apart:
-            full[:, -1:, -1:] = _of_bias_alone(job)
+            full[:, -1:, -1:] = _bias_entry_inverse(job)
         return without_padding(full - s @ t, cut)
 
 
-def _turned_probe(
+def _next_probe(
     factor: Factor, u: np.ndarray, probe: np.ndarray, product: np.ndarray
 ) -> list[tuple[Parameter, Tensor]]:
     """One step of subspace iteration, Q <- orth(Z) = ``probe``, with the estimate's history carried over.
@@ -222,7 +222,7 @@ def _turned_probe(
     return [(factor.probe, Tensor(probe.astype(np.float32))), (factor.beside, Tensor(beside.astype(np.float32)))]
 
 
-def _of_bias_alone(job: Job) -> np.ndarray:
+def _bias_entry_inverse(job: Job) -> np.ndarray:
     """The inverse [c, 1, 1] of a bias that stands apart, before what couples it: its row of D is the damping."""
     damping = np.maximum(job.damping, np.finfo(np.float32).tiny)
     return (1.0 / damping).astype(np.float64)[:, None, None]

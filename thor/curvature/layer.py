@@ -56,8 +56,8 @@ class Layer:
     @property
     def caches(self) -> tuple[Parameter, ...]:
         """(inverse, s, t) of A, or what stands for the columns of the weight, of the rows', and A's of a bias apart."""
-        apart = () if self.a.bias_inverse is None else (self.a.bias_inverse,)
-        return (*self.columns.cache[:3], *self.rows.cache[:3], *apart)
+        bias = () if self.a.bias_inverse is None else (self.a.bias_inverse,)
+        return (*self.columns.cache[:3], *self.rows.cache[:3], *bias)
 
     def direction(self) -> nn.Cell:
         """What makes directions of this layer's gradients, one Cell for all layers of one form."""

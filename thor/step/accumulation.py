@@ -59,7 +59,7 @@ class Adder(nn.Cell):
         return loss
 
 
-class Values(nn.Cell):
+class ScaledSums(nn.Cell):
     """(loss_sum, sums), each times a factor, in the types of what was added up."""
 
     def __init__(self, sums: list[Parameter], loss_sum: Parameter, variables: list[Parameter]):

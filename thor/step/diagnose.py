@@ -75,7 +75,7 @@ def _first_bad_gradient(
     return f"the loss is finite; on the way back the gradient of weight {bad[-1]} is the first that is not"
 
 
-def all_finite(scaled: bool, accumulated: bool, ranks: bool) -> str:
+def likely_cause(scaled: bool, accumulated: bool, ranks: bool) -> str:
     """What may be wrong where the last inputs give a finite loss and finite gradients."""
     if accumulated or ranks:
         others = " and ".join(["other micro-batches"] * accumulated + ["other ranks"] * ranks)
@@ -85,7 +85,7 @@ def all_finite(scaled: bool, accumulated: bool, ranks: bool) -> str:
     return "loss and gradients are finite, the directions that stale inverses make of them are not"
 
 
-def complaint(step: int, in_a_row: int, where: str) -> str:
+def stop_message(step: int, in_a_row: int, where: str) -> str:
     """Why training stopped, and what to do."""
     return (
         f"{in_a_row} steps in a row were not finite, all skipped, training stopped at step {step}: "

@@ -32,8 +32,8 @@ class Estimate(nn.Cell):
                     powers.append(power)
                     layer_of.append(i)
         # where blocks stand alone, what is beside them is always zero
-        alone = {id(f.beside) for layer in layers for f in (layer.a, layer.g) if not f.cut.rank}
-        self.indices = tuple(i for i, parameter in enumerate(parameters) if id(parameter) not in alone)
+        unused = {id(f.beside) for layer in layers for f in (layer.a, layer.g) if not f.cut.rank}
+        self.indices = tuple(i for i, parameter in enumerate(parameters) if id(parameter) not in unused)
         self.powers, self.layer_of = (tuple(each[i] for i in self.indices) for each in (powers, layer_of))
         self.estimates = ParameterTuple(parameters)
         self.layers = tuple(range(len(layers)))

@@ -31,19 +31,19 @@ def total(x):
     return _sum(_cast(x, ms.float32))
 
 
-def probe() -> Callable[[Any], Any]:
+def finiteness_summary() -> Callable[[Any], Any]:
     """What the current target does best of the two; asked for when a step is put together, not within a graph."""
     return half_square if device.l2_loss_is_fast() else total
 
 
-def looker() -> Callable[[Any], Any]:
+def summary_of_all() -> Callable[[Any], Any]:
     """In a graph: one number of a tuple of tensors, not finite if an entry of one of them is not."""
-    each = probe()
+    each = finiteness_summary()
 
-    def look(values):
+    def summary(values):
         return ops.addn(over(each, values))
 
-    return look
+    return summary
 
 
 def checker() -> Callable[..., Any]:
@@ -51,11 +51,11 @@ def checker() -> Callable[..., Any]:
 
     Of these the blocks are looked at, every third: what stands beside finite ones is no larger.
     """
-    look = looker()
+    summary = summary_of_all()
 
     def checked(loss, gradients, fresh):
-        found = _cast(loss, ms.float32) + look(gradients + fresh[::3]) * 0.0
-        return (in_one_thread(loss), ops.isfinite(found)) + gradients + fresh
+        all_entries = _cast(loss, ms.float32) + summary(gradients + fresh[::3]) * 0.0
+        return (in_one_thread(loss), ops.isfinite(all_entries)) + gradients + fresh
 
     return checked
 

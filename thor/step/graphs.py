@@ -23,7 +23,7 @@ from thor.curvature.layer import Layer
 from thor.distributed.ranks import Ranks
 from thor.distributed.reduce import Means, unreduced
 from thor.runtime import device
-from thor.step.accumulation import Accumulators, Adder, Clearer, Values
+from thor.step.accumulation import Accumulators, Adder, Clearer, ScaledSums
 from thor.step.estimate import Estimate
 from thor.step.finite_check import checker, in_one_thread
 from thor.step.loss_scaling import scaling
@@ -215,7 +215,7 @@ class StepGraphs:
         return add
 
     def _build_finish(self) -> Compiled:
-        sums, update = Values(list(self._sums.gradients), self._sums.loss, self.weights), self.update
+        sums, update = ScaledSums(list(self._sums.gradients), self._sums.loss, self.weights), self.update
         _, inverse, down = scaling(self.scaled)
         share, mean = 1.0 / self._sums.accumulate, self._mean_over_ranks("plain", self.weights)
 
@@ -227,7 +227,7 @@ class StepGraphs:
         return finish
 
     def _build_finish_curvature(self) -> Compiled:
-        sums = Values(self._sums_in_graph(), self._sums.loss, self._variables())
+        sums = ScaledSums(self._sums_in_graph(), self._sums.loss, self._variables())
         (_, inverse, down), count, checked = scaling(self.scaled), len(self.weights), checker()
         share, mean = 1.0 / self._sums.accumulate, self._mean_over_ranks("curvature", self._variables())
 

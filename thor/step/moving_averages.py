@@ -18,17 +18,17 @@ class MovingAverages:
 
     def __init__(self, net: nn.Cell):
         cells = [cell for _, cell in net.cells_and_names()]
-        found = [getattr(cell, name, None) for cell in cells for name in ("moving_mean", "moving_variance")]
-        self._parameters = [each for each in found if isinstance(each, Parameter)]
+        averages = [getattr(cell, name, None) for cell in cells for name in ("moving_mean", "moving_variance")]
+        self._parameters = [each for each in averages if isinstance(each, Parameter)]
         self._copies: list[np.ndarray] = []
         self._age = 0
 
     def before_step(self) -> None:
         """Copy them now and then."""
         if self._age % EVERY == 0:
-            found = [parameter.asnumpy().copy() for parameter in self._parameters]
-            kept = self._copies or found  # of one that a micro-batch of a step under way has spoilt the copy before
-            self._copies = [x if np.isfinite(x).all() else old for x, old in zip(found, kept, strict=True)]
+            fresh = [parameter.asnumpy().copy() for parameter in self._parameters]
+            kept = self._copies or fresh  # of one that a micro-batch of a step under way has spoilt the copy before
+            self._copies = [x if np.isfinite(x).all() else old for x, old in zip(fresh, kept, strict=True)]
         self._age += 1
 
     def forget(self) -> None:

@@ -13,7 +13,7 @@ from thor.curvature.layer import Layer
 from thor.distributed.ranks import Ranks
 from thor.distributed.reduce import Sums
 from thor.runtime.graph_ops import dot, entry, nested_entry, over, times
-from thor.step.finite_check import probe
+from thor.step.finite_check import finiteness_summary
 
 _cast = ops.Cast()
 
@@ -40,12 +40,12 @@ def weight_places(
     weights: Sequence[Parameter], layers: Sequence[Layer], decays: Sequence[float]
 ) -> tuple[WeightPlace, ...]:
     """The place of each weight, in the order of the inner optimizer."""
-    made = {
+    place_of = {
         id(w): (i, part) for i, y in enumerate(layers) for part, w in enumerate((y.weight, y.bias)) if w is not None
     }
-    plain = [id(w) for w in weights if id(w) not in made]
-    made |= {weight: (len(layers), part) for part, weight in enumerate(plain)}
-    return tuple(WeightPlace(*made[id(w)], rate, decays[rate]) for rate, w in enumerate(weights))
+    plain = [id(w) for w in weights if id(w) not in place_of]
+    place_of |= {weight: (len(layers), part) for part, weight in enumerate(plain)}
+    return tuple(WeightPlace(*place_of[id(w)], rate, decays[rate]) for rate, w in enumerate(weights))
 
 
 class Update(nn.Cell):
@@ -75,7 +75,7 @@ class Update(nn.Cell):
     ):  # fmt: skip
         super().__init__(auto_prefix=False)
         no_more_parameters(inner, decays)
-        self.inner, self.look = inner, probe()
+        self.inner, self.summary = inner, finiteness_summary()
         self.weights, self.decays = inner.parameters, decays
         self.layers = tuple(range(len(layers)))
         caches = [layer.caches for layer in layers]
@@ -99,12 +99,12 @@ class Update(nn.Cell):
         self.across = self._sums_over_row(ranks, captured)
         # a direction stays one matrix, unless weight and bias go their own ways: to other ranks, at rates of their own,
         # or to float16, where a direction may overflow that did not in float32
-        halves = any(layer.weight.dtype == ms.float16 for layer in layers)
-        self.by_weight = self.across is not None or halves or (self.clip > 0 and self.group_rates)
-        apart = [self.by_weight or layer.a.bias_inverse is not None for layer in layers]
+        float16 = any(layer.weight.dtype == ms.float16 for layer in layers)
+        self.by_weight = self.across is not None or float16 or (self.clip > 0 and self.group_rates)
+        two_matrices = [self.by_weight or layer.a.bias_inverse is not None for layer in layers]
         #: (layer, part) of all matrices that are made, and the index of each one's learning rate
         self.parts = tuple((i, 0) for i in self.layers)
-        self.parts += tuple((i, 1) for i in self.layers if len(self.weights_at[i]) == 2 and apart[i])
+        self.parts += tuple((i, 1) for i in self.layers if len(self.weights_at[i]) == 2 and two_matrices[i])
         self.rates_at = tuple(places[self.weights_at[i][part]].rate for i, part in self.parts)
 
     def _sums_over_row(self, ranks: Ranks | None, captured: tuple[int, ...]) -> Sums | None:
@@ -118,26 +118,26 @@ class Update(nn.Cell):
         """(loss, whether the step was finite and done) for unscaled gradients in the inner optimizer's order."""
         if self.clip_each > 0:
             gradients = over(ops.partial(clipped, self.clip_each), gradients)
-        mine = over(ops.partial(self._gradients_of, gradients), self.weights_at)
-        given = over(self._matrices, mine, self.layers)
-        made = over(self._directions, given, self.caches_at, self.layers)
+        by_layer = over(ops.partial(self._gradients_of, gradients), self.weights_at)
+        matrices = over(self._matrices, by_layer, self.layers)
+        directions = over(self._directions, matrices, self.caches_at, self.layers)
         if self.by_weight:
-            given, made = mine, over(self._cut, made, mine, self.layers)
+            matrices, directions = by_layer, over(self._cut, directions, by_layer, self.layers)
         if self.across is not None:
-            sums = self.across(over(ops.partial(nested_entry, made), self.captured_sources), 1.0)
-            made = over(ops.partial(self._from_row, sums), mine, self.sums_at)
+            sums = self.across(over(ops.partial(nested_entry, directions), self.captured_sources), 1.0)
+            directions = over(ops.partial(self._from_row, sums), by_layer, self.sums_at)
         others = over(ops.partial(entry, gradients), self.others)
-        products = over(ops.partial(self._product, given, made), self.parts)
-        total = _cast(loss, ms.float32) + ops.addn(products + over(self.look, others))
+        products = over(ops.partial(self._product, matrices, directions), self.parts)
+        total = _cast(loss, ms.float32) + ops.addn(products + over(self.summary, others))
         if self.clip > 0:
-            made = over(ops.partial(over, ops.partial(times, self._limit(products))), made)
+            directions = over(ops.partial(over, ops.partial(times, self._limit(products))), directions)
         finite = ops.isfinite(total)
         if finite:
             for i in self.decayed:
                 ops.assign(self.weights[i], self.weights[i] * (1.0 - self._rate(i) * self.decays[i]))
-            cut = made
+            cut = directions
             if not self.by_weight:  # what is cut may not be cut again: MindSpore gives a direction no shape then
-                cut = over(self._cut, made, mine, self.layers)
+                cut = over(self._cut, directions, by_layer, self.layers)
             moves = over(ops.partial(nested_entry, cut + (others,)), self.sources)
             loss = ops.depend(loss, self.inner(moves))
         return loss, finite
@@ -146,26 +146,26 @@ class Update(nn.Cell):
         """(of the weight,) or (of the weight, of the bias) of a layer."""
         return over(ops.partial(entry, gradients), at)
 
-    def _matrices(self, mine, i):
-        return self.directions[i].matrices(mine)
+    def _matrices(self, gradients, i):
+        return self.directions[i].matrices(gradients)
 
     def _directions(self, matrices, at, i):
         return self.directions[i](matrices, over(ops.partial(entry, self.caches), at))
 
-    def _cut(self, made, mine, i):
-        return self.directions[i].cut(made, mine)
+    def _cut(self, directions, gradients, i):
+        return self.directions[i].cut(directions, gradients)
 
-    def _from_row(self, sums, mine, at):
+    def _from_row(self, sums, gradients, at):
         """The directions of a layer, from the rank of this row that has its inverses."""
-        return over(ops.partial(self._typed, sums), mine, at)
+        return over(ops.partial(self._typed, sums), gradients, at)
 
     def _typed(self, sums, gradient, at):
         return _cast(sums[at], gradient.dtype)
 
-    def _product(self, given, made, place):
+    def _product(self, gradients, directions, place):
         if self.clip > 0:
-            return dot(nested_entry(given, place), nested_entry(made, place))
-        return self.look(nested_entry(made, place))  # to find what is not finite, one matrix is read and not two
+            return dot(nested_entry(gradients, place), nested_entry(directions, place))
+        return self.summary(nested_entry(directions, place))  # reads one matrix, not two
 
     def _limit(self, products):
         """min(1, sqrt(clip / sum lr^2 <g, d>)) over what layers make."""
