@@ -1,4 +1,4 @@
-"""Saving and loading an optimizer's state, over ranks too, and the guard against another optimizer's checkpoint."""
+"""Saving and loading an optimizer's state, also over ranks, with a guard against another optimizer's checkpoint."""
 
 from __future__ import annotations
 
@@ -17,13 +17,16 @@ from thor.factors.blocks import BlockPlan, numbers_in
 from thor.runtime.parameters import check_before_loading
 
 _PLAN_BYTES = 256
-_LAYERS_TOLD_APART = 512  # four bytes each; of more layers a checkpoint says only that they differ
+_LAYERS_WITH_CHECKSUM = 512  # four bytes each; a difference in a later layer is noticed, but the layer is not named
 
 
 def gathered_state(
     optimizer: nn.Cell, layers: Sequence[Layer], column_of: Sequence[int], ranks: Ranks | None
 ) -> list[dict[str, Any]]:
-    """``[{"name", "data"}]`` of every Parameter, inverses that other ranks hold among them."""
+    """``[{"name", "data"}]`` of every Parameter, including the inverses that other ranks hold.
+
+    ``column_of`` gives for each layer the column of ranks that holds its inverses. All ranks must call it.
+    """
     values = {parameter.name: Tensor(parameter.asnumpy()) for parameter in optimizer.get_parameters()}
     if ranks is not None and ranks.row is not None:
         values |= _caches_of_row(layers, column_of, ranks)
@@ -31,32 +34,38 @@ def gathered_state(
 
 
 def _caches_of_row(layers: Sequence[Layer], column_of: Sequence[int], ranks: Ranks) -> dict[str, Tensor]:
-    """The caches of all layers: a row of ranks has each layer's exactly once, on the rank of its column."""
+    """The cached inverses of all layers, by Parameter name, gathered from this rank's row.
+
+    A row of ranks has the inverses of each layer exactly once, on the rank of the layer's column.
+    """
     columns = range(ranks.grid.columns)
     parts = [
-        [factor for layer, own in zip(layers, column_of, strict=True) if own == column for factor in (layer.a, layer.g)]
+        [factor for layer, at in zip(layers, column_of, strict=True) if at == column for factor in (layer.a, layer.g)]
         for column in columns
     ]
     lengths = [sum(numbers_in(factor.cache_shapes) for factor in part) for part in parts]
-    mine = [cache.asnumpy().reshape(-1) for factor in parts[ranks.own_column] for cache in factor.cache]
-    own = np.concatenate(mine) if mine else np.zeros(0, np.float32)
-    found: dict[str, Tensor] = {}
+    pieces = [cache.asnumpy().reshape(-1) for factor in parts[ranks.own_column] for cache in factor.cache]
+    own = np.concatenate(pieces) if pieces else np.zeros(0, np.float32)
+    caches: dict[str, Tensor] = {}
     for part, flat in zip(parts, ranks.gathered_in_row(own, lengths), strict=True):
         first = 0
         for factor in part:
             for cache, shape in zip(factor.cache, factor.cache_shapes, strict=True):
                 last = first + int(np.prod(shape))
-                found[cache.name] = Tensor(flat[first:last].reshape(shape).copy())
+                caches[cache.name] = Tensor(flat[first:last].reshape(shape).copy())
                 first = last
-    return found
+    return caches
 
 
 def load_state(optimizer: nn.Cell, plan: Parameter, layers: Sequence[Layer], parameters: dict[str, Parameter]) -> None:
-    """Take over a whole state; caches of layers that this rank does not hold are left out."""
+    """Load a complete state, except the cached inverses of layers that this rank does not hold.
+
+    Raises ValueError for another optimizer's state, and if a Parameter is missing.
+    """
     elsewhere = {cache.name for y in layers if not y.held for factor in (y.a, y.g) for cache in factor.cache}
     own = {name: value for name, value in parameters.items() if name not in elsewhere}
     if plan.name in own:
-        plan.set_data(own[plan.name])  # which refuses another optimizer's
+        plan.set_data(own[plan.name])  # raises ValueError for another optimizer's state
     lost = [p.name for p in optimizer.get_parameters() if p.name not in own and p.name not in elsewhere]
     if lost:
         raise ValueError(f"the checkpoint lacks {len(lost)} of the optimizer's Parameters, {lost[0]} among them")
@@ -64,7 +73,7 @@ def load_state(optimizer: nn.Cell, plan: Parameter, layers: Sequence[Layer], par
 
 
 def describe_plan(plan: BlockPlan, layers: list[Layer]) -> str:
-    """The plan and all layers in one short JSON line that travels in the checkpoint."""
+    """The plan and a hash of all layers as one short line of JSON, which a checkpoint contains."""
     fingerprints = "|".join(layer.fingerprint() for layer in layers)
     return json.dumps(
         {
@@ -81,14 +90,15 @@ def describe_plan(plan: BlockPlan, layers: list[Layer]) -> str:
 
 
 def plan_parameter(plan: BlockPlan, layers: list[Layer], undecided: Callable[[], bool]) -> Parameter:
-    """The line of :func:`describe_plan` and a checksum of each layer: refuses to be loaded with other ones.
+    """A Parameter with the line of :func:`describe_plan` and a checksum of each layer, which must be loaded unchanged.
 
-    It stands first among an optimizer's Parameters, so that another optimizer's checkpoint changes nothing. While
-    ``undecided()``, nothing can be loaded: the first step would begin anew with the plan it chooses.
+    Loading any other value raises ValueError. The Parameter is the first of an optimizer's, so that loading another
+    optimizer's checkpoint changes nothing. While ``undecided()`` is true, loading raises ValueError too, because the
+    first step would choose a plan and discard the loaded state.
     """
     text, prints = describe_plan(plan, layers), [layer.fingerprint() for layer in layers]
-    sums = np.zeros(_LAYERS_TOLD_APART, "<u4")
-    known = prints[:_LAYERS_TOLD_APART]
+    sums = np.zeros(_LAYERS_WITH_CHECKSUM, "<u4")
+    known = prints[:_LAYERS_WITH_CHECKSUM]
     sums[: len(known)] = [zlib.crc32(each.encode()) for each in known]
     own = np.frombuffer(text.encode().ljust(_PLAN_BYTES) + sums.tobytes(), np.uint8)
     parameter = Parameter(Tensor(own.copy()), name="thor.plan", requires_grad=False)
@@ -103,7 +113,7 @@ def plan_parameter(plan: BlockPlan, layers: list[Layer], undecided: Callable[[],
             )
         if stored != own.tobytes():
             theirs = np.frombuffer(stored[_PLAN_BYTES:], "<u4")
-            other = next((mine for mine, one, two in zip(known, sums, theirs, strict=False) if one != two), None)
+            other = next((layer for layer, one, two in zip(known, sums, theirs, strict=False) if one != two), None)
             raise ValueError(f"the checkpoint belongs to another optimizer: {_plan_differences(line, text, other)}")
 
     check_before_loading(parameter, check)
@@ -111,14 +121,19 @@ def plan_parameter(plan: BlockPlan, layers: list[Layer], undecided: Callable[[],
 
 
 def _plan_differences(stored: str, own: str, other: str | None) -> str:
-    """What differs between a checkpoint's line and this optimizer's, in words; ``other`` is a layer not like theirs."""
+    """The differences between a checkpoint's line and this optimizer's, in words.
+
+    ``other`` is the fingerprint of the first layer that differs, if it is known.
+    """
     try:
         theirs, ours = json.loads(stored), json.loads(own)
     except json.JSONDecodeError:
         return "its plan cannot be read"
-    found = [f"{k} {theirs.get(k)!r} there, {ours[k]!r} here" for k in ours if theirs.get(k) != ours[k] and k != "hash"]
-    if found:
-        return ", ".join(found)
+    differences = [
+        f"{k} {theirs.get(k)!r} there, {ours[k]!r} here" for k in ours if theirs.get(k) != ours[k] and k != "hash"
+    ]
+    if differences:
+        return ", ".join(differences)
     if other is None:
         return "its layers differ in name, size or cut"
     return f"the first layer that differs in name, size or cut is here {other}"

@@ -1,4 +1,4 @@
-"""THOR: settings are checked, layers are captured; what users read, and what a training step asks."""
+"""The THOR optimizer: checks its settings, captures layers, and connects curvature with the inner optimizer."""
 
 from __future__ import annotations
 
@@ -38,43 +38,46 @@ DEFAULT_RULE = TraceRule()
 
 
 class THOR(nn.Cell):
-    r"""Second-order optimizer: per-layer Kronecker-factored natural gradient, refreshed by the trace rule.
+    r"""Second-order optimizer: Kronecker-factored natural gradient per layer, refreshed by the trace rule.
 
-    Each captured layer's gradient is preconditioned, :math:`(G + gI)^{-1}\, dW\, (A + aI)^{-1}`, then handed with all
-    others to an ordinary first-order optimizer. Factors are gathered and inverted only now and then, and per layer
-    only when the trace of the factor has moved (see :mod:`thor.refresh`). Use it through :class:`thor.TrainStep`.
+    The gradient of each captured layer is preconditioned, :math:`(G + gI)^{-1}\, dW\, (A + aI)^{-1}`, and handed to a
+    first-order optimizer together with all other gradients. Factors are gathered only at some steps. The inverses of a
+    layer are refreshed even less often, and only if the trace of its Fisher block has changed
+    (:mod:`thor.curvature.trace_rule`). Use it through :class:`thor.TrainStep`.
 
     Args:
         net: the network. Its dense, convolution, embedding and, with ``norms``, normalisation layers are captured in
-            place (thor/capture/targets.py lists them): names, values and outputs stay; ``thor.detach(net)`` undoes it.
-            All other weights take the plain gradient.
-        learning_rate: number, callable of the step, or anything ``nn.Momentum`` takes; None leaves ``inner``'s alone.
-        damping: what is added to the Fisher block before inversion, number or callable of the step. Large values turn
-            the direction to the gradient's and shrink the step; start at 0.03 and lower it as training settles.
+            place (thor/capture/targets.py lists them). Their names, values and outputs do not change;
+            ``thor.detach(net)`` undoes the capture. All other weights take the plain gradient.
+        learning_rate: number, callable of the step, or anything ``nn.Momentum`` takes. None keeps the rate of
+            ``inner``.
+        damping: added to the Fisher block before inversion; number or callable of the step. Large damping turns the
+            direction towards the gradient and shortens the step. Start at 0.03 and lower it as training settles.
         momentum, weight_decay: of the default inner Momentum.
-        block_size: the largest diagonal block of a factor; a :class:`thor.BlockPlan`; the path of a profile that
-            ``thor profile`` wrote; or "auto", which profiles at the first step and keeps the result for the next run.
-        split, rank: what is kept beside the blocks, see :mod:`thor.factors.blocks`; a plan has its own.
-        refresh: the trace rule; ``TraceRule.thor()``, ``.thor_stop()`` and ``.thor_nt()`` are the paper's.
+        block_size: the largest diagonal block of a factor; or a :class:`thor.BlockPlan`; or the path of a profile by
+            ``thor profile``; or "auto", which profiles at the first step and keeps the result for the next run.
+        split, rank: the approximation of factors outside their blocks, see :mod:`thor.factors.blocks`. A
+            :class:`thor.BlockPlan` has its own.
+        refresh: the trace rule; ``TraceRule.thor()``, ``.thor_stop()`` and ``.thor_nt()`` are those of the paper.
         interval: steps from one candidate refresh to the next, int or callable (:class:`thor.GrowingInterval`).
-        factor_interval: steps from one gathering of factors to the next. None: a tenth of ``interval``, or ``interval``
-            itself where ``factor_decay`` is 0.
-        factor_share: share of a batch's examples, the first ones, from which factors are gathered; 1 for all. The
-            factors are the same in expectation and noisier; a curvature step costs that share of its extra time.
-        factor_decay: of the factors' running average, which is bias-corrected; 0 keeps the last batch only.
+        factor_interval: steps from one gathering of factors to the next, int or callable. None for a tenth of
+            ``interval``, or for ``interval`` itself if ``factor_decay`` is 0.
+        factor_decay: decay of the factors' running average, which is bias-corrected; 0 keeps only the last batch.
+        factor_share: share of a batch's examples, the first ones, from which factors are gathered; 1 for all. A smaller
+            share gives noisier factors with the same expectation, and takes as much less extra time per curvature step.
         inner: the optimizer that moves the weights; None for ``nn.Momentum``.
         loss_scale: number, :class:`thor.DynamicLossScale` or a ``mindspore.amp`` scaler.
-        clip: largest squared length of a step in the norm of the curvature (kl clip), usually 1e-3; None: no limit. For
-            Momentum and SGD.
-        clip_each: largest norm of each weight's gradient, before it is preconditioned. None for no limit.
-        skip: regular expressions; layers whose name matches take the plain gradient.
-        norms: whether scale and shift of normalisation layers are preconditioned, by their diagonal Fisher.
+        clip: limit of a step's squared length in the norm of the curvature (KL clip), usually 1e-3; None for no limit.
+            Only with Momentum or SGD.
+        clip_each: limit of the norm of each weight's gradient before preconditioning; None for no limit.
+        skip: regular expressions; layers whose name matches one take the plain gradient.
+        norms: True to precondition scale and shift of normalisation layers by their diagonal Fisher.
         params: parameter groups for the default Momentum, as ``nn.Optimizer`` takes them.
-        weight_decay_mode: "coupled": added to the preconditioned direction, through momentum (the released THOR);
-            "decoupled": w <- (1 - lr weight_decay) w, apart from the step, whatever moves the weights.
-        inverse: "lapack", "cholesky" or "newton-schulz"; None for what suits the device.
+        weight_decay_mode: "coupled" adds the decay to the preconditioned direction, so that it goes through momentum,
+            as in the released THOR; "decoupled" is w <- (1 - lr weight_decay) w before the step of any ``inner``.
+        inverse: "lapack", "cholesky" or "newton-schulz"; None for the one that suits the device.
         sharing: how the ranks of a data-parallel job share the inverses (:class:`thor.Sharing`); None for its defaults.
-        max_bad_steps: non-finite steps in a row, each skipped whole, after which training stops with an error.
+        max_bad_steps: number of consecutive non-finite steps, all skipped, after which training stops with an error.
     """
 
     def __init__(
@@ -104,7 +107,7 @@ class THOR(nn.Cell):
         device.warn_of_cached_graphs()
         inverter = Inverter(device.inverse_method(inverse))
         moving, self.rate, self.decays = inner_optimizer(net, inner, learning_rate, momentum, self.options, params)
-        # the network saves its own weights under its own names; the inner optimizer stands behind the state
+        # unregistered, because the network saves its weights itself; `inner` is registered last, after the state
         set_unregistered(self, network=net, weights=tuple(moving.parameters))
         targets = self._targets()
         self._profile_path = auto.cache_file(targets, inverter.method) if self.options.auto else None
@@ -122,7 +125,7 @@ class THOR(nn.Cell):
     # -- construction --------------------------------------------------------------------------------------------
 
     def _targets(self) -> list[Target]:
-        """Every layer that can be captured and is optimized."""
+        """Every layer that can be captured and whose weights are optimized."""
         targets, self._left_out = find_targets(self.network, self.options.skip, self.options.norms)
         chosen, others = keep_optimized(targets, {id(weight) for weight in self.weights})
         self._left_out += others
@@ -135,10 +138,10 @@ class THOR(nn.Cell):
         return chosen
 
     def _capture(self, targets: list[Target], inverter: Inverter, loss_scale: float) -> None:
-        """Put taps around the targets and make the state; in a data-parallel job, share the layers out first."""
+        """Attach taps to the targets and create the state; in a data-parallel job, first assign layers to ranks."""
         plan, share, ranks = self.options.plan, self.options.factor_share, self.ranks
-        self._column_of = [0] * len(targets)  # of each layer: the column of ranks that hold its inverses
-        self.exchange: PieceExchange | None = None  # how ranks share a refresh; None where each does all of it
+        self._column_of = [0] * len(targets)  # for each layer: the column of ranks that holds its inverses
+        self.exchange: PieceExchange | None = None  # divides a refresh among ranks; None if each does all of it
         if ranks is not None and ranks.sharing.shared:
             placement = placement_of([(t.copies, *cuts_of(t, plan)) for t in targets], ranks)
             self.exchange = inverter.exchange = PieceExchange(ranks, placement, [t.name for t in targets])
@@ -153,14 +156,14 @@ class THOR(nn.Cell):
         log_layers(self.layers, self._left_out)
 
     def _take_profile(self, profile: Profile | None) -> None:
-        """Adopt the plan that a profile chose, if there is one."""
+        """Adopt the plan of a profile, if there is one."""
         if profile is not None:
             logger.info("%s", auto.describe_choice(profile))
             plan = profile.plan(self.options.plan.split, self.options.plan.rank)
             self.options = replace(self.options, plan=plan, auto=False)
 
     def profile_blocks(self, loss_fn: Any, inputs: tuple[Any, ...]) -> None:
-        """Choose the block size on a first batch (``block_size="auto"``), and begin anew with the chosen plan."""
+        """Choose the block size on a first batch (``block_size="auto"``), and capture the layers anew with it."""
         assert self._profile_path is not None
         inverter = self.refresher.inverter
         with left_as_found(self.network):
@@ -173,7 +176,7 @@ class THOR(nn.Cell):
         self._take_profile(profile)
         self._capture(self._targets(), inverter, self.own_state.loss_scale)
 
-    # -- what users read -----------------------------------------------------------------------------------------
+    # -- for users -----------------------------------------------------------------------------------------------
 
     @property
     def layers(self) -> list[LayerRecord]:
@@ -191,7 +194,7 @@ class THOR(nn.Cell):
 
     @property
     def left_out(self) -> list[LeftOut]:
-        """Layers with weights that take the plain gradient, and why."""
+        """Layers whose weights take the plain gradient, with the reasons."""
         return list(self._left_out)
 
     @property
@@ -201,17 +204,17 @@ class THOR(nn.Cell):
 
     @property
     def step(self) -> int:
-        """Steps done; skipped ones do not count."""
+        """Number of steps done, without skipped ones."""
         return self.own_state.step
 
     @property
     def skipped_steps(self) -> Parameter:
-        """Steps that were not finite and moved nothing."""
+        """Number of steps that were not finite and so were skipped."""
         return self.own_state.skipped_steps
 
     @property
     def escalations(self) -> Parameter:
-        """Blocks that were not positive definite and got more damping."""
+        """Number of blocks that were not positive definite and got more damping."""
         return self.own_state.escalations
 
     @property
@@ -220,35 +223,35 @@ class THOR(nn.Cell):
         return self.own_state.scale
 
     def factors(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """(A, G) of a layer as dense float32, as approximated by its split; the bias is A's last coordinate.
+        """(A, G) of a layer as its split approximates them, dense float32; the bias is A's last coordinate.
 
-        Where a plan with ``order="position"`` cuts A, its coordinates stand in that order. A grouped convolution has a
-        leading axis of groups. A factor of which only the diagonal is kept (A of an embedding, G of a normalisation) is
-        the vector on its diagonal.
+        If a plan with ``order="position"`` cuts A, the coordinates of A are in that order. A grouped convolution has a
+        leading axis of groups. A diagonal factor (A of an embedding, G of a normalisation) is the vector of its
+        diagonal.
         """
         layer = self._layer(name)
         return squeezed(layer.a.dense()), squeezed(layer.g.dense())
 
     def inverses(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """(A^-1, G^-1), damped, as applied, dense float32."""
+        """(A^-1, G^-1) of a layer, damped and as they are applied, dense float32."""
         layer = self._layer(name)
         if not layer.held:
             raise ValueError(f"the inverses of layer {name} lie on other ranks (grad_worker_fraction)")
         return squeezed(layer.a.dense_inverse()), squeezed(layer.g.dense_inverse())
 
     def state(self) -> list[dict[str, Any]]:
-        """Everything, for ``ms.save_checkpoint(state, path)``, also where ranks hold the inverses of some layers only.
+        """The complete state for ``ms.save_checkpoint(state, path)``, including inverses that other ranks hold.
 
-        In a data-parallel job all ranks must call it, for they bring their parts together.
+        All ranks of a data-parallel job must call it, because each contributes the inverses that it holds.
         """
         return gathered_state(self, self.captured, self._column_of, self.ranks)
 
     def load(self, parameters: dict[str, Parameter]) -> None:
-        """Take over what ``ms.load_checkpoint`` read of a :meth:`state`: of inverses those that this rank holds."""
+        """Load a saved :meth:`state`, as ``ms.load_checkpoint`` returns it; other ranks' inverses are skipped."""
         load_state(self, self.own_state.plan, self.captured, parameters)
 
     def memory(self) -> dict[str, int]:
-        """Bytes of curvature state per layer, and in all under ``"total"``."""
+        """Bytes of curvature state by layer, and their sum under ``"total"``."""
         sizes = {layer.name: layer.bytes for layer in self.captured}
         return sizes | {"total": sum(sizes.values())}
 
@@ -264,35 +267,36 @@ class THOR(nn.Cell):
         )
 
     def construct(self, *_: Any) -> None:
-        """Not for direct use: curvature needs the forward pass as well."""
+        """Not for direct use; raises RuntimeError, because curvature needs the forward pass as well."""
         raise RuntimeError(
             "THOR needs the forward pass as well as gradients: use step = thor.TrainStep(net, loss_fn, optimizer) and "
             "loss = step(x, y), also inside Model(step).train(..., dataset_sink_mode=False)"
         )
 
-    # -- what a training step asks ---------------------------------------------------------------------------------
+    # -- for the training step -------------------------------------------------------------------------------------
 
     @property
     def phase(self) -> str:
-        """The kind of the step at hand: "plain", "curvature", or "refresh" for a candidate refresh."""
+        """The kind of the coming step: "plain", "curvature", or "refresh" for a candidate refresh."""
         return "refresh" if self.own_state.refreshes_now else "curvature" if self.own_state.gathers_now else "plain"
 
     @property
     def scaled(self) -> bool:
-        """True if the loss is, or will be, scaled."""
+        """True if the loss is scaled, or a rule may scale it later."""
         return self.scale_rule is not None or self.own_state.loss_scale != 1.0
 
     def set_learning_rate(self) -> None:
-        """Write this step's learning rate into the inner optimizer, where the host decides it."""
+        """Write this step's learning rate into the inner optimizer, if the host computes the rate."""
         if self.rate is not None:
             value = np.float32(self.rate(self.step))
             if self.inner.learning_rate.asnumpy() != value:
                 ops.assign(self.inner.learning_rate, Tensor(value))
 
     def refresh(self, indices: list[int]) -> int:
-        """One candidate refresh of these layers; answers with the bytes that this rank sent for it.
+        """Make one candidate refresh of these layers, and return the bytes that this rank sent for it.
 
-        All ranks decide by rank 0's traces: sums of the same numbers may differ in the last bit between processors.
+        All ranks decide by rank 0's traces, because sums of the same numbers may differ in the last bit between
+        processors.
         """
         state, ranks, step = self.own_state, self.ranks, self.step
         sent = 0 if ranks is None else ranks.bytes
@@ -306,7 +310,7 @@ class THOR(nn.Cell):
         return 0 if ranks is None else ranks.bytes - sent
 
     def finished(self, finite: bool) -> bool:
-        """Count the step and move the loss scale; answers whether too many steps in a row were not finite."""
+        """Count the step and adjust the loss scale; returns True if ``max_bad_steps`` in a row were not finite."""
         state, rule = self.own_state, self.scale_rule
         if finite:
             state.count_step()

@@ -1,8 +1,8 @@
 """The named Parameters of a THOR optimizer: curvature, clocks, counters, loss scale.
 
-Parameters' names start with "thor."; a checkpoint of the optimizer holds all of them, and with the inner optimizer's
-it is everything that training depends on besides the weights. There are two clocks: factors are gathered at
-``next_gather``, candidates for a refresh come at ``next_refresh``.
+Their names start with "thor.". A checkpoint of the optimizer contains all of them and the inner optimizer's Parameters:
+everything that training depends on besides the weights. There are two clocks: the next gathering of factors is at step
+``next_gather``, the next candidate refresh at step ``next_refresh``.
 """
 
 from __future__ import annotations
@@ -24,24 +24,25 @@ class OptimizerState(nn.Cell):
     ==============  ===========  ==============================================================  =======================
     Parameter       shape, unit  meaning                                                         written by
     ==============  ===========  ==============================================================  =======================
-    plan            [bytes]      block plan and layers as text; refuses another one's checkpoint  made once
-    curvature       by layer     estimates and cached inverses (curvature/factor.py)              Estimate; Job.commit
-    step_count      [1] steps    steps done; skipped ones do not count                            count_step
-    next_refresh    [1] step     of the next candidate refresh                                    plan_refresh
-    next_gather     [1] step     of the next gathering of factors                                 count_gathering
-    average_weight  [1]          sum of the weights in the running averages: bias correction      count_gathering
-    status          [layers]     ACTIVE or STOPPED                                                write_table
-    refreshes       [layers]     refreshes adopted                                                write_table
-    kept            [layers]     candidates at which the inverse was kept                         write_table
-    traces          [2 copies]   of the adopted factors A and G, layer after layer                write_table
-    scale           [1]          the live loss scale                                              THOR.finished
-    good_steps      [1] steps    finite in a row since the loss scale last moved                  THOR.finished
-    bad_steps       [1] steps    not finite in a row, all skipped                                 THOR.finished
-    skipped_steps   [1] steps    skipped in all                                                   THOR.finished
-    escalations     [1] blocks   that got more damping, for they were not positive definite       write_table
+    plan            [bytes]      block plan and layers, see checkpoint.py                        made once
+    curvature       by layer     estimates and cached inverses (curvature/factor.py)             Estimate; Job.commit
+    step_count      [1] steps    steps done; skipped ones do not count                           count_step
+    next_refresh    [1] step     of the next candidate refresh                                   plan_refresh
+    next_gather     [1] step     of the next gathering of factors                                count_gathering
+    average_weight  [1]          sum of the weights in the running averages: bias correction     count_gathering
+    status          [layers]     ACTIVE or STOPPED                                               write_table
+    refreshes       [layers]     refreshes adopted                                               write_table
+    kept            [layers]     candidates at which the inverse was kept                        write_table
+    traces          [2 copies]   of the adopted factors A and G, layer after layer               write_table
+    scale           [1]          the live loss scale                                             THOR.finished
+    good_steps      [1] steps    consecutive finite steps since the loss scale last changed      THOR.finished
+    bad_steps       [1] steps    consecutive steps that were not finite, all skipped             THOR.finished
+    skipped_steps   [1] steps    all skipped steps                                               THOR.finished
+    escalations     [1] blocks   not positive definite, so that they got more damping            write_table
     ==============  ===========  ==============================================================  =======================
 
-    The plan stands first: it is loaded first, and a foreign checkpoint is refused before anything has changed.
+    The plan is the first Parameter and so is loaded first: another optimizer's checkpoint is refused before anything
+    has changed.
     """
 
     def __init__(self, layers: Sequence[Layer], plan: Parameter, loss_scale: float):
@@ -65,7 +66,7 @@ class OptimizerState(nn.Cell):
 
     @property
     def step(self) -> int:
-        """Steps done; skipped ones do not count."""
+        """Number of steps done, without skipped ones."""
         return read(self.step_count)
 
     @property
@@ -80,48 +81,48 @@ class OptimizerState(nn.Cell):
 
     @property
     def gathers_now(self) -> bool:
-        """True if the step at hand gathers factors."""
+        """True if the coming step gathers factors."""
         return self.step >= min(read(self.next_refresh), read(self.next_gather)) and bool(self.active_layers)
 
     @property
     def refreshes_now(self) -> bool:
-        """True if the step at hand is a candidate refresh."""
+        """True if the coming step is a candidate refresh."""
         return self.step >= read(self.next_refresh) and bool(self.active_layers)
 
     def gain(self, indices: Sequence[int], decay: float) -> tuple[Tensor, np.float32]:
-        """Weight of fresh statistics in the running average, one a layer (0: stopped), and the average's new weight.
+        """The gain of fresh statistics, one number per layer (0 if it has stopped), and the average's new weight.
 
-        mean_k = mean_{k-1} + (x_k - mean_{k-1}) / w_k with w_k = decay w_{k-1} + 1: the exponential average with its
-        bias taken out.
+        mean_k = mean_{k-1} + (x_k - mean_{k-1}) / w_k with w_k = decay w_{k-1} + 1: the exponential running average
+        with bias correction. The gain is 1 / w_k.
         """
         weight = np.float32(decay) * self.average_weight.asnumpy()[0] + np.float32(1)
         status = self.status.asnumpy()[list(indices)]
         return Tensor(np.where(status == ACTIVE, np.float32(1) / weight, 0).astype(np.float32)), weight
 
     def count_gathering(self, weight: np.float32, interval: int) -> None:
-        """The running averages have taken in fresh statistics; the next gathering is ``interval`` steps away."""
+        """Store the running averages' new weight, and schedule the next gathering ``interval`` steps from now."""
         write(self.average_weight, weight)
         write(self.next_gather, self.step + interval)
 
     def plan_refresh(self, interval: int) -> None:
-        """The next candidate refresh is ``interval`` steps away."""
+        """Schedule the next candidate refresh ``interval`` steps from now."""
         write(self.next_refresh, self.step + interval)
 
     def count_step(self) -> None:
-        """A finite step is done."""
+        """Count a finite step."""
         write(self.step_count, self.step + 1)
 
     def by_layer(self, indices: Sequence[int], flat: np.ndarray) -> dict[int, np.ndarray]:
-        """Traces [2, copies] of these layers, cut out of an array that holds one layer's after another's."""
-        found, first = {}, 0
+        """Traces [2, copies] by layer, from an array of the traces of these layers, one layer after another."""
+        traces, first = {}, 0
         for i in indices:
             last = first + 2 * self.copies[i]
-            found[i] = flat[first:last].reshape(2, -1)
+            traces[i] = flat[first:last].reshape(2, -1)
             first = last
-        return found
+        return traces
 
     def table(self) -> LayerTable:
-        """Host copies of what a candidate refresh reads and changes."""
+        """Host copies of the state that a candidate refresh reads and changes."""
         status, refreshes, kept, traces = (
             p.asnumpy().copy() for p in (self.status, self.refreshes, self.kept, self.traces)
         )

@@ -1,4 +1,4 @@
-"""What users read of captured layers: records, log lines, and the text of an optimizer."""
+"""Records and log lines about captured layers, and the ``repr`` of an optimizer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,19 @@ logger = logging.getLogger("thor")
 
 @dataclass(frozen=True)
 class LayerRecord:
-    """What ``THOR.layers`` says of one captured layer."""
+    """One captured layer, as in ``THOR.layers``.
+
+    Attributes:
+        name: name of the layer in the network.
+        kind: kind of the layer, such as "dense" or "conv".
+        a_dim: dimension of A.
+        g_dim: dimension of G.
+        blocks: (count, size) of the diagonal blocks of A, then of G.
+        status: "active" or "stopped".
+        refreshes: number of adopted refreshes.
+        kept: number of candidate refreshes at which the layer kept its inverses.
+        bytes: bytes of the layer's curvature state.
+    """
 
     name: str
     kind: str
@@ -29,7 +41,7 @@ class LayerRecord:
 
 
 def log_layers(records: list[LayerRecord], left_out: list[LeftOut]) -> None:
-    """One line for each captured layer, and one for all that was not captured."""
+    """Log one line for each captured layer, and one line for all layers left out."""
     for record in records:
         (a_count, a_size), (g_count, g_size) = record.blocks
         logger.info(
@@ -43,7 +55,7 @@ def log_layers(records: list[LayerRecord], left_out: list[LeftOut]) -> None:
 def describe_optimizer(
     step: int, inner: str, options: Options, method: str, layers: Sequence[LayerRecord], ranks: Ranks | None
 ) -> str:
-    """``repr`` of a THOR: its settings, and a line for each layer; ``inner`` is the inner optimizer's class."""
+    """The ``repr`` of a THOR: its settings, and a line for each layer; ``inner`` names the inner optimizer's class."""
     o, total = options, sum(record.bytes for record in layers)
     shared = "" if ranks is None else f", rank {ranks.rank} of {ranks.grid.ranks} in {ranks.grid.columns} columns"
     lines = [

@@ -1,6 +1,6 @@
-"""The settings of an optimizer that must be equal on every rank of a data-parallel job.
+"""The settings of an optimizer that must be equal on all ranks of a data-parallel job.
 
-Ranks with other settings would send messages that do not fit each other, or move their weights differently.
+Ranks with different settings would send messages that do not match, or move their weights differently.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _OF_INNER = ("momentum", "alpha", "beta", "beta1", "beta2", "eps", "epsilon", "w
 
 
 def shared_settings(optimizer: THOR, accumulate: int) -> dict[str, Any]:
-    """Every such setting by its name; a schedule by its value at the present step."""
+    """The settings by name; for a schedule, its value at the current step."""
     options, step, state, inner = optimizer.options, optimizer.step, optimizer.own_state, optimizer.inner
     groups = getattr(inner, "param_groups", ())  # Adafactor keeps its groups here, unknown to nn.Optimizer
     rate = inner.get_lr() if optimizer.rate is None else optimizer.rate(step)
@@ -48,7 +48,7 @@ def shared_settings(optimizer: THOR, accumulate: int) -> dict[str, Any]:
 
 
 def _numbers(value: Any) -> Any:
-    """The numbers of a Tensor or of tuples of them; of anything else than a number or text its type."""
+    """Tensors and tuples as lists of numbers; numbers, texts and None unchanged; the type's name of anything else."""
     if isinstance(value, (tuple, list)):
         return [_numbers(each) for each in value]
     if isinstance(value, Tensor):

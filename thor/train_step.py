@@ -1,10 +1,10 @@
-"""TrainStep: one training step, from a batch to moved weights.
+"""TrainStep: one training step, from a batch to updated weights.
 
-The host decides which of a few compiled functions run (step/graphs.py); no graph holds a decision of the trace rule:
+The host decides which compiled functions run (step/graphs.py); no graph contains a decision of the trace rule:
 
-    plain step        backward + precondition + update, one function
-    curvature step    backward with factors, then averages, then (refresh on the host), then precondition + update
-    accumulation      the backward half adds up; the second half runs after the last micro-batch
+    plain step        backward + precondition + update, in one function
+    curvature step    backward with factors; running averages; refresh on the host, if due; precondition + update
+    accumulation      every micro-batch adds its gradients to sums; the rest of the step follows the last micro-batch
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from thor.runtime.graph_ops import forget_compiled_construct
 from thor.runtime.parameters import int_parameter, read, write
 from thor.shared_settings import shared_settings
 from thor.step.accumulation import Accumulators
-from thor.step.diagnose import all_finite, complaint, first_bad_layer
+from thor.step.diagnose import first_bad_layer, likely_cause, stop_message
 from thor.step.graphs import StepGraphs, forward_of
 from thor.step.moving_averages import MovingAverages
 from thor.step.storage_watch import StorageWatch
@@ -33,16 +33,16 @@ from thor.step.update import Update, no_more_parameters
 
 
 class TrainStep(nn.Cell):
-    """``loss = step(x, y)``: forward, backward, curvature when it is due, and the weights' update.
+    """``loss = step(x, y)``: forward, backward, curvature when it is due, and the update of the weights.
 
-    Also what ``ms.Model`` trains: ``Model(step).train(epochs, dataset, callbacks, dataset_sink_mode=False)``; give
-    ``eval_network=nn.WithEvalCell(net, loss_fn)`` and ``metrics`` to evaluate while training (``Model.fit``).
+    ``ms.Model`` trains it too: ``Model(step).train(epochs, dataset, callbacks, dataset_sink_mode=False)``. Give
+    ``eval_network=nn.WithEvalCell(net, loss_fn)`` and ``metrics`` to evaluate during training (``Model.fit``).
 
     Args:
         net: the network that ``optimizer`` was made for.
         loss_fn: ``loss_fn(net(*inputs[:-1]), inputs[-1])``, a mean over the batch; None if ``net`` returns the loss.
         optimizer: a :class:`thor.THOR`.
-        accumulate: micro-batches whose gradients (and factors) are averaged into one step.
+        accumulate: number of micro-batches whose gradients (and factors) are averaged into one step.
         jit: compile the step, in GRAPH_MODE and in PYNATIVE_MODE. False runs it operator by operator, for debugging.
     """
 
@@ -64,12 +64,12 @@ class TrainStep(nn.Cell):
         device.allow_deep_graphs()
         self._moving = MovingAverages(net)
         self._bound = False
-        if not optimizer.options.auto:  # else the first step chooses the blocks; a Cell takes a name's Parameter once
+        if not optimizer.options.auto:  # with "auto" the first step binds, once it has chosen the block size
             self._bind()
         self.set_train()
 
     def _bind(self) -> None:
-        """Take up the optimizer's layers and state, once they are what they will be."""
+        """Set up everything that depends on the optimizer's final layers and state."""
         optimizer, options, ranks = self.optimizer, self.optimizer.options, self.optimizer.ranks
         inner, layers = optimizer.inner, optimizer.captured
         if ranks is not None:
@@ -84,31 +84,32 @@ class TrainStep(nn.Cell):
         forward = forward_of(self.network, self.loss_fn)
         self.step_graphs = StepGraphs(forward, layers, self.update, ranks=ranks, sums=sums, jit=self.jit)
         state = [*self.network.get_parameters(), *optimizer.own_state.curvature, *inner.get_parameters()]
-        self._state_watch = StorageWatch(state)  # of all that graphs read and write
+        self._state_watch = StorageWatch(state)  # all Parameters that graphs read or write
         self._sums_watch = StorageWatch([] if sums is None else sums.gradients)
-        self._inner_changes = -1  # the inner optimizer's count of changes of its options, as graphs know them
+        self._inner_changes = -1  # inner.changes, which counts changes of its options, when graphs were compiled
         self._scales: dict[float, Tensor] = {}
         self._sent_by_refresh = 0
         self._follow_state()
         self._bound = True
 
-    # -- what users read -----------------------------------------------------------------------------------------
+    # -- for users -----------------------------------------------------------------------------------------------
 
     @property
     def graphs(self) -> int:
-        """Functions compiled so far."""
+        """Number of functions compiled so far."""
         return self.step_graphs.built if self._bound else 0
 
     @property
     def compilations(self) -> int:
-        """Functions with factors compiled so far."""
+        """Number of functions with factors compiled so far."""
         return self.step_graphs.curvature_built if self._bound else 0
 
     @property
     def messages(self) -> dict[str, int]:
-        """Bytes that this rank puts into collectives, for each kind of step that came; empty on one device.
+        """Bytes that this rank sends in collectives, by kind of step; empty on one device.
 
-        "plain", "curvature", and "refresh": what the last refresh sent beyond its curvature step.
+        The kinds are "plain" and "curvature", as soon as there was such a step, and "refresh" for the bytes that the
+        last refresh sent in addition to its curvature step.
         """
         across, ranks = self.update.across, self.optimizer.ranks
         each = 0 if across is None else across.bytes
@@ -118,7 +119,7 @@ class TrainStep(nn.Cell):
     # -- the step ------------------------------------------------------------------------------------------------
 
     def __call__(self, *inputs: Any) -> Tensor:
-        """One step, or one micro-batch of it; answers with the unscaled loss."""
+        """Make one step, or one micro-batch of it, and return the unscaled loss."""
         optimizer = self.optimizer
         if optimizer.options.auto:
             optimizer.profile_blocks(self.loss_fn, inputs)
@@ -127,25 +128,25 @@ class TrainStep(nn.Cell):
         gathering = optimizer.own_state.gathers_now
         if gathering:
             self.step_graphs.drop_stopped(optimizer.own_state.active_layers)
-        step = self._accumulated_step if self.accumulate > 1 else self._whole_step
+        step = self._accumulated_step if self.accumulate > 1 else self._single_batch_step
         loss, finite = step(gathering, self._scale(), *inputs)
         failed = finite is not None and optimizer.finished(finite)
-        if gathering or self.accumulate > 1 or not self._state_watch.noted:  # a plain step moves no storage
+        if gathering or self.accumulate > 1 or not self._state_watch.noted:  # a plain step changes no storage
             self._state_watch.note()
             self._sums_watch.note()
         where = first_bad_layer(self.network, self.loss_fn, self.update.weights, inputs) if failed else None
         if finite is False:
             self._moving.mend()
         if failed:
-            where = where or all_finite(self.step_graphs.scaled, self.accumulate > 1, optimizer.ranks is not None)
-            raise FloatingPointError(complaint(optimizer.step, read(optimizer.own_state.bad_steps), where))
+            where = where or likely_cause(self.step_graphs.scaled, self.accumulate > 1, optimizer.ranks is not None)
+            raise FloatingPointError(stop_message(optimizer.step, read(optimizer.own_state.bad_steps), where))
         return loss
 
     def _before_step(self) -> None:
-        """Notice what has been loaded or changed, check the network, and bring the inner optimizer up to date."""
+        """Notice loaded or changed state, check the network, and prepare the inner optimizer."""
         optimizer = self.optimizer
         self._notice_loading()
-        if not self._state_watch.noted and optimizer.ranks is not None:  # what was loaded may be of other steps
+        if not self._state_watch.noted and optimizer.ranks is not None:  # ranks may have loaded different checkpoints
             same_everywhere(optimizer.ranks, shared_settings(optimizer, self.accumulate))
         optimizer.integrity.check()
         if isinstance(optimizer.inner, FirstOrder) and (self.accumulate == 1 or read(self.micro_step) == 0):
@@ -153,7 +154,7 @@ class TrainStep(nn.Cell):
         self._moving.before_step()
         optimizer.set_learning_rate()
 
-    def _whole_step(self, gathering: bool, scale: Tensor | None, *inputs: Any) -> tuple[Tensor, bool]:
+    def _single_batch_step(self, gathering: bool, scale: Tensor | None, *inputs: Any) -> tuple[Tensor, bool]:
         if gathering:
             return self._finish_curvature(scale, *self.step_graphs.curvature(scale, *inputs))
         loss, finite = self.step_graphs.plain(scale, *inputs)
@@ -162,9 +163,9 @@ class TrainStep(nn.Cell):
     def _finish_curvature(
         self, scale: Tensor | None, loss: Tensor, finite: Tensor, *gradients: Tensor
     ) -> tuple[Tensor, bool]:
-        """Take the fresh statistics in, refresh if it is due, and move the weights; nothing if anything is not finite.
+        """Average the fresh statistics, refresh if it is due, and move the weights; do nothing if not ``finite``.
 
-        ``gradients`` are those of the weights, and behind them the statistics.
+        ``gradients`` are those of the weights, followed by the statistics.
         """
         if not bool(finite.asnumpy()):
             return loss, False
@@ -179,12 +180,12 @@ class TrainStep(nn.Cell):
         return loss, bool(finite.asnumpy())
 
     def _accumulated_step(self, gathering: bool, scale: Tensor | None, *inputs: Any) -> tuple[Tensor, bool | None]:
-        """One micro-batch; the last one of a step finishes it. ``finite`` is None in between."""
+        """Process one micro-batch, and after the last one finish the step. Returns (loss, finite), None before that."""
         graphs = self.step_graphs
-        if read(self.micro_steps) != self.accumulate:  # sums were loaded, of a step in other parts
+        if read(self.micro_steps) != self.accumulate:  # loaded sums are of a step with other micro-batches
             write(self.micro_steps, self.accumulate)
             write(self.micro_step, 0)
-        if not read(self.micro_step):  # the step before may have been interrupted with its sums half used
+        if not read(self.micro_step):  # an interrupted step may have left sums behind
             graphs.clear_sums()
         loss = graphs.add(gathering, scale, *inputs)
         done = read(self.micro_step) + 1
@@ -197,7 +198,7 @@ class TrainStep(nn.Cell):
         return total, bool(finite.asnumpy())
 
     def construct(self, *_: Any) -> None:
-        """Reached only when the whole step is compiled into another graph, as data sinking does."""
+        """Raise RuntimeError; called only if the step is compiled into another graph, as data sinking does."""
         raise RuntimeError(
             "thor.TrainStep decides on the host and cannot be part of another graph: "
             "use Model.train(..., dataset_sink_mode=False), and call it outside ms.jit"
@@ -206,9 +207,9 @@ class TrainStep(nn.Cell):
     # -- housekeeping --------------------------------------------------------------------------------------------
 
     def _scale(self) -> Tensor | None:
-        """The loss scale as graphs get it, made anew where it has moved; None where they do nothing with it.
+        """The loss scale as a Tensor for graphs, a new one only if the scale has changed; None if nothing is scaled.
 
-        A graph that is given a Tensor and does nothing with it takes longer.
+        A graph takes longer with an argument that it does not use.
         """
         if not self.step_graphs.scaled:
             return None
@@ -218,12 +219,12 @@ class TrainStep(nn.Cell):
         return self._scales[value[0]]
 
     def _follow_state(self) -> None:
-        """Compile for the state as it is: whether the loss is scaled, and which layers have stopped."""
+        """Let graphs be compiled for the current state: for the loss scaled or not, and for the active layers."""
         self.step_graphs.scaled = self.optimizer.scaled
         self.step_graphs.in_graph = self.optimizer.own_state.active_layers
 
     def _notice_loading(self) -> None:
-        """Compile anew if a Parameter got new storage since the last step, or the inner optimizer other options."""
+        """Forget compiled graphs if a Parameter got new storage or the inner optimizer got other options."""
         inner = self.optimizer.inner
         moved = self._state_watch.moved
         changes = getattr(inner, "changes", 0)
@@ -237,7 +238,7 @@ class TrainStep(nn.Cell):
             self._state_watch.forget()
             self._inner_changes = changes
             forget_compiled_construct(inner)
-        if self.step_graphs.empty:  # as the loaded state has it, before the first step too
+        if self.step_graphs.empty:  # after loading, and before the first step
             self._follow_state()
         if moved and self.accumulate > 1 and not self._sums_watch.moved:
-            write(self.micro_step, 0)  # the sums are of a step that is no more
+            write(self.micro_step, 0)  # the sums were not loaded and belong to a lost step

@@ -43,7 +43,7 @@ from scripts.common.memory_use import peak_memory as own_peak
 from thor.distributed.reduce import mean_over_ranks
 from thor.runtime.parameters import write
 from thor.settings.options import default_factor_interval
-from thor.step.finite_check import looker
+from thor.step.finite_check import summary_of_all
 
 NEVER = 2**31 - 1
 SPIN_UP = 2  # first steps of each kind, which compile and warm up, and are not timed
@@ -101,7 +101,7 @@ def first_order_step(
         ranks: Ranks of the job.
     """
     optimizer = optimizer or nn.Momentum(net.trainable_params(), 1e-5, 0.9)
-    mean, look = mean_over_ranks(ranks, [weight.shape for weight in optimizer.parameters]), looker()
+    mean, summarize = mean_over_ranks(ranks, [weight.shape for weight in optimizer.parameters]), summary_of_all()
 
     def forward(*inputs):
         return loss_fn(net(*inputs[:-1]), inputs[-1])
@@ -112,7 +112,7 @@ def first_order_step(
     def step(*inputs):
         loss, gradients = differentiate(*inputs)
         gradients = mean(gradients)
-        if ops.isfinite(loss + look(gradients)):
+        if ops.isfinite(loss + summarize(gradients)):
             loss = ops.depend(loss, optimizer(gradients))
         return loss
 

@@ -13,7 +13,7 @@ from scripts.settings.train_settings import TrainSettings
 from thor.distributed.reduce import Across, mean_over_ranks
 from thor.runtime.graph_ops import dot, over, scaled
 from thor.settings.loss_scale import DynamicLossScale
-from thor.step.finite_check import looker
+from thor.step.finite_check import summary_of_all
 from thor.step.moving_averages import MovingAverages
 
 Compiled = Callable[..., Any]
@@ -123,7 +123,7 @@ def _gradients(
         return value * loss_scale, value
 
     differentiate = ms.value_and_grad(forward, None, weights, has_aux=True)
-    factor, look = 1.0 / (loss_scale * every), looker()
+    factor, summarize = 1.0 / (loss_scale * every), summary_of_all()
 
     def gradients(*batch: Tensor) -> tuple[Tensor, tuple[Tensor, ...], Tensor]:
         (_, value), grads = differentiate(*batch)
@@ -131,7 +131,7 @@ def _gradients(
             grads = scaled(factor, grads)
         reduced = across((value, *grads))
         value, grads = reduced[0], reduced[1:]
-        return value, grads, look((value, *grads))
+        return value, grads, summarize((value, *grads))
 
     return gradients
 
@@ -166,14 +166,14 @@ def _guarded_update(network: nn.Cell, loss: nn.Cell, weights: Any, optimizer: Co
         value = loss(network(*batch[:-1]), batch[-1])
         return value * scale, value
 
-    differentiate, look = ms.value_and_grad(forward, None, weights, has_aux=True), looker()
+    differentiate, summarize = ms.value_and_grad(forward, None, weights, has_aux=True), summary_of_all()
 
     def update(scale: Tensor, *batch: Tensor) -> tuple[Tensor, Tensor]:
         (_, value), grads = differentiate(scale, *batch)
         inverse = 1.0 / scale
         reduced = across((value, *scaled(inverse, grads)))
         value, grads = reduced[0], reduced[1:]
-        seen = look((value, *grads))
+        seen = summarize((value, *grads))
         if ops.isfinite(seen):
             seen = ops.depend(seen, optimizer(grads))
         return value, seen

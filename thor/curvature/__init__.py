@@ -1,1 +1,1 @@
-"""From a layer's factors to its inverses and its preconditioned direction; which layers refresh."""
+"""Kronecker factors, their damped inverses, preconditioned directions, and the trace rule."""

@@ -1,6 +1,6 @@
-"""The b x b work of a refresh, on stacks of blocks [m, b, b]: LAPACK on the host, or the device's operators.
+"""The linear algebra of a refresh on stacks of blocks [m, b, b]: LAPACK on the host, or operators of the device.
 
-Functions take a bucket, a list of stacks with one block size, and answer with a list.
+Each function takes a bucket, a list of stacks with one block size, and returns a list with one entry per stack.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ BATCH_STEP = 16  # device batches are padded to a multiple of this, so that few 
 
 
 def algebra_of(method: str) -> HostAlgebra | DeviceAlgebra:
-    """What an inverse method works with; ``method`` is one of ``thor.device.INVERSES``."""
+    """The algebra for an inverse method, which is one of ``thor.device.INVERSES``."""
     return HostAlgebra() if method == "lapack" else DeviceAlgebra(method)
 
 
 class HostAlgebra:
-    """NumPy and LAPACK: the CPU's way, where tensors lie in host memory already."""
+    """Algebra with NumPy and LAPACK, for CPUs: their tensors are in host memory already."""
 
     def blocks(self, factors: Sequence[Factor], us: Sequence[np.ndarray | None]) -> list[np.ndarray]:
-        """D [c n, b, b] of each factor."""
+        """D [c n, b, b] of each factor: its blocks less the blocks of U^T U, for U [c, r, n b (+1)] or None."""
         return [self._blocks(factor, u) for factor, u in zip(factors, us, strict=True)]
 
     def _blocks(self, factor: Factor, u: np.ndarray | None) -> np.ndarray:
@@ -38,38 +38,40 @@ class HostAlgebra:
         return blocks.reshape(-1, factor.cut.size, factor.cut.size)
 
     def invert(self, stacks: Sequence[np.ndarray], damping: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
-        """The inverses of each stack, and one flag for each of all their blocks that says whether to trust it."""
+        """Invert blocks + damping I, with ``damping`` [m] for all m blocks of the bucket, one stack after another.
+
+        Returns the inverses of each stack, and one flag for each of the m blocks: True if its inverse can be trusted.
+        """
         inverses, trusted = block_inverse.invert_on_host(np.concatenate(stacks), damping)
-        return apart(inverses, stacks), trusted
+        return split_by_stack(inverses, stacks), trusted
 
     def times(self, stacks: Sequence[np.ndarray], thin: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Stacks [c n, b, b] as block-diagonal matrices, each times its [c, n b, r], in float64."""
+        """Each stack [c n, b, b], as c block-diagonal matrices, times its thin matrices [c, n b, r]; in float64."""
         products = [x @ _rows_by_block(y, x.shape[-1]) for x, y in zip(stacks, thin, strict=True)]
         return [x.reshape(y.shape).astype(np.float64) for x, y in zip(products, thin, strict=True)]
 
     def finite(self, stacks: Sequence[np.ndarray]) -> list[bool]:
-        """Whether every entry of each stack is a number."""
+        """For each stack, True if all its entries are finite."""
         return [bool(np.isfinite(blocks.sum(dtype=np.float64))) for blocks in stacks]
 
     def tensor(self, blocks) -> Tensor:
-        """As a tensor."""
+        """Blocks as a float32 Tensor."""
         return Tensor(np.ascontiguousarray(blocks, np.float32))
 
     def to_host(self, blocks) -> np.ndarray:
-        """As an array."""
+        """Blocks as a NumPy array."""
         return blocks
 
     def from_host(self, blocks: np.ndarray):
-        """An array as what this algebra works with."""
+        """A NumPy array as blocks of this algebra."""
         return blocks
 
 
 class DeviceAlgebra:
-    """The same with MindSpore's operators: the accelerators' way, which runs on a CPU too.
+    """The same functions with MindSpore's operators, for accelerators; they run on a CPU too.
 
-    Stacks are joined, worked on at once, and what the host needs comes back in one piece: on an accelerator each call,
-    and each wait for a result, costs the host as much as the work of many blocks. Inverses are compiled, once per
-    shape.
+    All stacks of a bucket are joined into one batch, and results return to the host in one piece: on an accelerator,
+    a call or a wait for a result takes the host as long as computing many blocks. Inverses are compiled once per shape.
     """
 
     def __init__(self, method: str):
@@ -90,8 +92,8 @@ class DeviceAlgebra:
             return stacks
         rank = max(f.cut.rank for f in factors)
         parts = np.concatenate([_padded(f, u, rank) for f, u in zip(factors, us, strict=True)])
-        beside = self.tensor(parts)
-        return _split(_joined(stacks) - ops.BatchMatMul(transpose_a=True)(beside, beside), stacks)
+        u = self.tensor(parts)
+        return _split(_joined(stacks) - ops.BatchMatMul(transpose_a=True)(u, u), stacks)
 
     def invert(self, stacks: Sequence[Tensor], damping: np.ndarray) -> tuple[list[Tensor], np.ndarray]:
         size = stacks[0].shape[-1]
@@ -106,11 +108,11 @@ class DeviceAlgebra:
             inverses, trusted = self._inverse(batch, damping)
             trusted = trusted.asnumpy()
         except (RuntimeError, ValueError):
-            # ops.cholesky may raise where a block is not positive definite, and does not say which; this one does
+            # ops.cholesky may raise for a block that is not positive definite, without naming it; this method flags it
             inverses, trusted = self._careful(batch, damping)
             trusted = trusted.asnumpy()
-        found = _split(inverses, stacks)
-        return found[:-1] if spare else found, trusted[:used] > 0
+        results = _split(inverses, stacks)
+        return results[:-1] if spare else results, trusted[:used] > 0
 
     def times(self, stacks: Sequence[Tensor], thin: Sequence[np.ndarray]) -> list[np.ndarray]:
         if not stacks:
@@ -118,14 +120,14 @@ class DeviceAlgebra:
         rank = max(each.shape[-1] for each in thin)
         rows = [_rows_by_block(_wider(each, rank), x.shape[-1]) for x, each in zip(stacks, thin, strict=True)]
         product = ops.bmm(_joined(stacks), self.tensor(np.concatenate(rows))).asnumpy().astype(np.float64)
-        products = zip(apart(product, stacks), thin, strict=True)
+        products = zip(split_by_stack(product, stacks), thin, strict=True)
         return [x[:, :, : y.shape[-1]].reshape(y.shape) for x, y in products]
 
     def finite(self, stacks: Sequence[Tensor]) -> list[bool]:
         if not stacks:
             return []
         sums = ops.ReduceSum()(_joined(stacks), (1, 2)).asnumpy()
-        return [bool(np.isfinite(each).all()) for each in apart(sums, stacks)]
+        return [bool(np.isfinite(each).all()) for each in split_by_stack(sums, stacks)]
 
     def tensor(self, blocks) -> Tensor:
         return blocks if isinstance(blocks, Tensor) else Tensor(np.ascontiguousarray(blocks, np.float32))
@@ -137,18 +139,18 @@ class DeviceAlgebra:
         return self.tensor(blocks)
 
 
-def apart(joined: np.ndarray, stacks: Sequence[Any]) -> list[np.ndarray]:
-    """What is known of the blocks of all stacks, one after another, in parts as long as these."""
+def split_by_stack(joined: np.ndarray, stacks: Sequence[Any]) -> list[np.ndarray]:
+    """Split an array with one entry per block of all stacks into one array per stack."""
     return np.split(joined, np.cumsum([len(each) for each in stacks])[:-1])
 
 
 def _joined(stacks: Sequence[Tensor]) -> Tensor:
-    """One stack of all blocks."""
+    """All stacks as one."""
     return ops.cat(tuple(stacks), 0) if len(stacks) > 1 else stacks[0]
 
 
 def _split(joined: Tensor, stacks: Sequence[Tensor]) -> list[Tensor]:
-    """A stack in parts as long as these."""
+    """Undo :func:`_joined`: split one stack into stacks as long as the given ones."""
     return list(ops.split(joined, [len(each) for each in stacks], 0)) if len(stacks) > 1 else [joined]
 
 
@@ -158,12 +160,12 @@ def _rows_by_block(thin: np.ndarray, size: int) -> np.ndarray:
 
 
 def _wider(thin: np.ndarray, rank: int) -> np.ndarray:
-    """[c, m, r] with columns of zeros behind, up to so many."""
+    """[c, m, r], padded with columns of zeros to [c, m, rank]."""
     return np.pad(thin, ((0, 0), (0, 0), (0, rank - thin.shape[-1])))
 
 
 def _padded(factor: Factor, u: np.ndarray | None, rank: int) -> np.ndarray:
-    """U as [c n, rank, b] float32, with rows of zeros behind; all zeros where there is none."""
+    """U as [c n, rank, b] float32, padded with rows of zeros; all zeros if ``u`` is None."""
     cut = factor.cut
     if u is None:
         return np.zeros((factor.copies * cut.count, rank, cut.size), np.float32)
@@ -172,7 +174,7 @@ def _padded(factor: Factor, u: np.ndarray | None, rank: int) -> np.ndarray:
 
 
 def _by_block(factor: Factor, u: np.ndarray) -> np.ndarray:
-    """U [c, r, n b (+1)] as [c, n, r, b] float32, without a bias that stands apart."""
+    """U [c, r, n b (+1)] as [c, n, r, b] float32, without the column of a separate bias."""
     cut = factor.cut
     inside = u[:, :, : cut.padded].astype(np.float32)
     return inside.reshape(factor.copies, cut.rank, cut.count, cut.size).transpose(0, 2, 1, 3)

@@ -1,8 +1,8 @@
-"""The inverse of damped, symmetric positive definite blocks: LAPACK on the host, Cholesky, Newton-Schulz.
+"""Inverses of damped, symmetric positive definite blocks by LAPACK on the host, by Cholesky or by Newton-Schulz.
 
-Pure functions, [m, b, b] in and out. ``damping`` [m] is added to each block's diagonal; each function answers with the
-inverses and one flag a block that says whether to trust it. A block that is not positive definite is flagged; only
-``ops.cholesky`` may raise for it instead, and does on a CPU.
+Pure functions from blocks [m, b, b] and ``damping`` [m], which is added to the diagonal of each block, to
+(inverses [m, b, b], trusted [m]). An entry of ``trusted`` is false if the inverse of its block cannot be trusted, for
+example because the block is not positive definite. Only ``ops.cholesky`` may raise instead, and does on a CPU.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from mindspore import ops
 from scipy.linalg.lapack import spotrf, spotri
 
 #: Newton-Schulz doubles its correct digits per iteration once I - A X is small, and needs about 2 log2(condition)
-#: iterations to get there. Tested up to a condition number of 1e4; a block beyond its reach is flagged.
+#: iterations to get there. These suffice up to a condition number of 1e4; a block that needs more is not trusted.
 NEWTON_SCHULZ_ITERATIONS = 40
-#: Largest entry of I - A X with which an inverse is still taken.
+#: An inverse X is trusted if all entries of I - A X are smaller.
 RESIDUAL_LIMIT = 0.1
 
 
 def invert_on_host(blocks: np.ndarray, damping: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """LAPACK's ``spotrf`` and ``spotri``, block by block: (inverses, trusted)."""
+    """Invert block by block with LAPACK's ``spotrf`` and ``spotri``: (inverses, trusted)."""
     inverses = np.empty_like(blocks)
     trusted = np.zeros(len(blocks), bool)
     for index, block in enumerate(blocks):
@@ -37,7 +37,7 @@ def invert_on_host(blocks: np.ndarray, damping: np.ndarray) -> tuple[np.ndarray,
 
 
 def invert_by_cholesky(blocks, damping):
-    """Batched Cholesky and two triangular solves, for targets with ``ops.cholesky``: (inverses, trusted)."""
+    """Invert by batched Cholesky and two triangular solves, on targets with ``ops.cholesky``: (inverses, trusted)."""
     damped = add_to_diagonal(blocks, damping)
     identity = identity_of(blocks.shape[-1])
     factor = ops.cholesky(damped)
@@ -46,11 +46,11 @@ def invert_by_cholesky(blocks, damping):
 
 
 def invert_by_newton_schulz(blocks, damping, iterations=NEWTON_SCHULZ_ITERATIONS):
-    """X <- X (2 I - A X): matrix products alone, for units that have nothing faster: (inverses, trusted).
+    """Iterate X <- X (2 I - A X), matrix products only, for devices without a faster method: (inverses, trusted).
 
-    The blocks are first scaled to a unit diagonal (Jacobi), which lowers the condition number that the number of
-    iterations depends on; X0 = I / ||A||_inf makes the spectrum of A X0 lie in (0, 1], where the iteration converges
-    (Schulz 1933; Ben-Israel 1965). An indefinite block diverges and is flagged.
+    The blocks are first scaled to a unit diagonal (Jacobi). This lowers their condition number, on which the number of
+    iterations depends. X0 = I / ||A||_inf puts the spectrum of A X0 into (0, 1], where the iteration converges
+    (Schulz 1933; Ben-Israel 1965). The iteration diverges for an indefinite block, which is therefore not trusted.
     """
     damped = add_to_diagonal(blocks, damping)
     size = blocks.shape[-1]
@@ -69,7 +69,7 @@ def invert_by_newton_schulz(blocks, damping, iterations=NEWTON_SCHULZ_ITERATIONS
 
 
 def reciprocals(blocks: np.ndarray, damping: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Blocks of one, all at once on the host: (inverses, trusted)."""
+    """Invert blocks of one row [m, 1, 1], all at once on the host: (inverses, trusted)."""
     damped = blocks + damping.astype(np.float32).reshape(-1, 1, 1)
     trusted = (damped > 0) & np.isfinite(damped)
     return 1.0 / np.where(trusted, damped, 1.0), trusted.reshape(-1)
@@ -78,21 +78,21 @@ def reciprocals(blocks: np.ndarray, damping: np.ndarray) -> tuple[np.ndarray, np
 def identity_of(size):
     """The identity [size, size] in float32.
 
-    Not by ``ops.eye``: on a GPU its kernel clears the matrix on another stream than the one it writes the ones on, so
-    that now and then they are cleared too (MindSpore 2.10; docs/results.md, "On a GPU").
+    ``ops.eye`` is unsafe on a GPU: its kernel clears the matrix on one stream and writes the ones on another, so that
+    the ones may be cleared as well (docs/results.md, "On a GPU").
     """
     rows = ops.arange(size)
     return (rows.expand_dims(-1) == rows).astype(ms.float32)
 
 
 def add_to_diagonal(blocks, damping):
-    """Blocks [m, b, b] + damping [m] on each diagonal."""
+    """Blocks [m, b, b] with damping [m] added to their diagonals."""
     identity = identity_of(blocks.shape[-1])
     return blocks + damping.reshape(-1, 1, 1) * identity
 
 
 def is_inverse(matrix, inverse):
-    """Whether I - A X is small, block by block, as float32 0 or 1; NaN counts as no."""
+    """For each block, 1 if all entries of |I - A X| are below ``RESIDUAL_LIMIT``, else 0 (as for NaN); float32 [m]."""
     size = matrix.shape[-1]
     identity = identity_of(size)
     residual = ops.amax(ops.abs(identity - ops.bmm(matrix, inverse)), (1, 2))

@@ -1,12 +1,13 @@
-"""dW -> G^-1 dW A^-1, block by block (pure functions of tensors, and the Cell that puts them together).
+"""The preconditioned direction G^-1 dW A^-1 of a layer, block by block: pure functions of tensors, and their Cell.
 
-With D^-1 in blocks [c, n, b, b] and Woodbury's thin s [c, n b, r] and t [c, r, n b], an inverse acts as
+With D^-1 in blocks [c, n, b, b] and Woodbury's thin matrices s [c, n b, r] and t [c, r, n b], an inverse acts as
 
     (D + U^T U)^-1 x = D^-1 x - s (t x).
 
-The gradient of a layer is laid out as [c, O, I (+1)]: c copies (groups), O outputs, I inputs, the bias's gradient as
-the last column, as A has its coordinate last. It is padded once, and cut back once. Where the bias stands apart
-(blocks.py), its gradient stays a column of its own, and a weight that needs no padding is only reshaped.
+The gradient of a layer is a matrix [c, O, I (+1)]: c copies (groups), O outputs, I inputs, and the bias's gradient as
+the last column, because the bias is A's last coordinate. The matrix is padded once, and its direction is cut once. The
+gradient of a separate bias (thor/factors/blocks.py) stays a column of its own, so that a weight that needs no padding
+is only reshaped.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from mindspore import nn, ops
 
 from thor.runtime.graph_ops import constant, over, reshaped, swapped
 
-#: Of [c, n, ...] as they are: a reshaped Parameter would be copied at each step, anything else is reshaped for nothing.
+#: Multiplies [c, n, ...] without reshaping the inverse: a reshaped Parameter would be copied at each step.
 _product = ops.BatchMatMul()
 _cast, _slice, _behind, _below = ops.Cast(), ops.Slice(), ops.Concat(2), ops.Concat(1)
 
 
 def multiply_left(x, inverse):
-    """P X for block-diagonal P: row blocks lie behind each other already, so that reshapes suffice."""
+    """P X for block-diagonal P [c, n, b, b] and X [c, n b, m]. Row blocks are contiguous, so that reshapes suffice."""
     copies, count, size, _ = inverse.shape
     columns = x.shape[2]
     y = _product(inverse, reshaped(x, (copies, count, size, columns)))
@@ -33,13 +34,13 @@ def multiply_left(x, inverse):
 
 
 def multiply_left_by_diagonal(x, inverse):
-    """P X for diagonal P, kept as blocks of one."""
+    """P X for diagonal P, stored as blocks of one row [c, n, 1, 1], and X [c, n, m]."""
     copies, count, _, _ = inverse.shape
     return x * reshaped(inverse, (copies, count, 1))
 
 
 def multiply_right(x, inverse):
-    """X Q for block-diagonal Q: column blocks are brought together and back."""
+    """X Q for X [c, m, n b] and block-diagonal Q [c, n, b, b]. Column blocks are made contiguous and moved back."""
     copies, count, size, _ = inverse.shape
     rows = x.shape[1]
     y = _product(swapped(x, copies, rows, count, size), inverse)
@@ -47,24 +48,30 @@ def multiply_right(x, inverse):
 
 
 def multiply_right_by_one(x, inverse):
-    """X Q for Q of one block."""
+    """X Q for X [c, m, b] and Q of one block [c, 1, b, b]."""
     copies, _, size, _ = inverse.shape
     rows = x.shape[1]
     return reshaped(_product(reshaped(x, (copies, 1, rows, size)), inverse), (copies, rows, size))
 
 
 def multiply_right_by_diagonal(x, inverse):
-    """X Q for diagonal Q, kept as blocks of one."""
+    """X Q for X [c, m, n] and diagonal Q, stored as blocks of one row [c, n, 1, 1]."""
     copies, count, _, _ = inverse.shape
     return x * reshaped(inverse, (copies, 1, count))
 
 
 @dataclass(frozen=True)
 class Form:
-    """What decides how a layer is preconditioned: layers of one form share a :class:`Direction`.
+    """The properties of a layer that decide how it is preconditioned: layers of one form share a :class:`Direction`.
 
-    ``columns`` and ``rows`` are the shapes of the cached inverses (``Cut.cache_shapes``) of A and of G, ``positions``
-    the kernel positions that come first in A's order, 1 where channels do.
+    Attributes:
+        weight: shape of the weight.
+        dtype: type of the weight.
+        bias: True if the layer has a bias.
+        copies: number of copies (groups) of each factor.
+        positions: number of kernel positions if they come first in A's order, 1 if channels do.
+        columns: shapes of the cached inverse (``Cut.cache_shapes``) of the factor of the weight's columns.
+        rows: the same for the factor of the weight's rows.
     """
 
     weight: tuple[int, ...]
@@ -76,17 +83,18 @@ class Form:
     rows: tuple[tuple[int, ...], ...]
 
     @property
-    def apart(self) -> bool:
-        """Whether the bias stands apart."""
+    def bias_apart(self) -> bool:
+        """True if the bias is separate from the blocks of A."""
         return len(self.columns) == 4
 
 
 class Direction(nn.Cell):
-    """From the gradients of a layer of one form to its directions, and in between as matrices.
+    """Turns the gradients of a layer of one form into its directions; in between, both are matrices.
 
-    A layer's gradients are (of the weight,) or (of the weight, of the bias); as matrices they are (X,), padded, or with
-    a bias apart (X, b). Its caches are (inverse, s, t) of A and of G, and with a bias apart A's bias_inverse.
-    Branches ask attributes alone, which the compiler decides while it parses; others cost it dearly (graph_ops.py).
+    A layer's gradients are (weight's,) or (weight's, bias's). As matrices they are (X,), padded, or (X, b) for a
+    separate bias. The caches are (inverse, s, t) of the columns' factor, then of the rows', and A's bias_inverse for a
+    separate bias. Branches depend on attributes only: MindSpore's compiler decides such branches while it parses, which
+    is much faster.
     """
 
     def __init__(self, form: Form):
@@ -96,12 +104,12 @@ class Direction(nn.Cell):
         self.outputs = form.weight[0] // form.copies
         self.inputs = math.prod(form.weight) // form.weight[0]
         self.rows, self.columns = g_count * g_size, a_count * a_size
-        self.apart, self.inside = form.apart, form.bias and not form.apart
-        self.more_columns = self.columns - self.inputs - self.inside
+        self.bias_apart, self.bias_inside = form.bias_apart, form.bias and not form.bias_apart
+        self.more_columns = self.columns - self.inputs - self.bias_inside
         self.more_rows = self.rows - self.outputs
-        #: as which shape a direction is made: its weight's where nothing is padded or ordered. So a product with one
-        #: block comes: at the end of a graph, another shape would be a copy
-        self.as_weight = not self.inside and self.more_columns == self.more_rows == 0 and form.positions == 1
+        #: True if nothing is padded or reordered. A direction then gets the weight's shape where it is computed: a
+        #: reshape at the end of a graph would be a copy
+        self.as_weight = not self.bias_inside and self.more_columns == self.more_rows == 0 and form.positions == 1
         self.shape = form.weight if self.as_weight else (form.copies, 1, self.rows, self.columns)
         self.left = multiply_left_by_diagonal if g_size == 1 else multiply_left
         self.right = multiply_right_by_one if a_count == 1 else multiply_right
@@ -110,18 +118,18 @@ class Direction(nn.Cell):
         self.thin_left, self.thin_right = len(form.rows[1]) == 3, len(form.columns[1]) == 3
 
     def matrices(self, gradients):
-        """The gradients as float32 matrices [c, O', I'], zeros below and to the right of what they hold."""
+        """The gradients as float32 matrices [c, O', I'], padded with zeros below and on the right."""
         x = _cast(gradients[0], ms.float32)
         if self.positions > 1:
             x = ops.transpose(reshaped(x, (self.weight[0], -1, self.positions)), (0, 2, 1))
         x = reshaped(x, (self.copies, self.outputs, self.inputs))
-        if self.inside:
+        if self.bias_inside:
             x = _behind((x, self._column(gradients)))
         if self.more_columns > 0:
             x = _behind((x, constant((self.copies, self.outputs, self.more_columns), 0.0)))
         if self.more_rows > 0:
             x = _below((x, constant((self.copies, self.more_rows, self.columns), 0.0)))
-        if not self.apart:
+        if not self.bias_apart:
             return (x,)
         b = self._column(gradients)
         if self.more_rows > 0:
@@ -132,19 +140,19 @@ class Direction(nn.Cell):
         return reshaped(_cast(gradients[1], ms.float32), (self.copies, self.outputs, 1))
 
     def construct(self, matrices, caches):
-        """G^-1 X A^-1 as matrices: the weight's in ``shape``, and b's with a bias apart.
+        """G^-1 X A^-1 as matrices: the weight's in ``shape``, and [c, O', 1] for a separate bias.
 
-        A^-1 is bordered then, as in factor.py: [X b] A^-1 = [X D^-1 - [X s, b] t, [X s, b] bias_inverse].
+        For a separate bias A^-1 is bordered (factor.py): [X b] A^-1 = [X D^-1 - [X s, b] t, [X s, b] bias_inverse].
         """
         y = self.right(matrices[0], caches[0])
         if not self.thin_right:
             return (reshaped(self._rows(y, caches), self.shape),)
         v = ops.bmm(matrices[0], caches[1])
-        if self.apart:
+        if self.bias_apart:
             v = _behind((v, matrices[1]))
         v = self._rows(v, caches)
         of_weight = self._difference(y, v, caches)
-        if self.apart:
+        if self.bias_apart:
             return of_weight, ops.bmm(v, caches[6])
         return (of_weight,)
 
@@ -155,20 +163,20 @@ class Direction(nn.Cell):
         return self.left(y, caches[3])
 
     def _difference(self, y, v, caches):
-        """G^-1 Y - V t with G^-1 = P - s_G t_G, as P Y - [V, s_G] [t, t_G Y].
+        """G^-1 Y - V t with G^-1 = P - s_G t_G, computed as P Y - [V, s_G] [t, t_G Y].
 
-        One thin outer product and one subtraction for both sides: passes over a whole matrix, not its products with
-        thin ones, are what costs. What is subtracted is reshaped, not the result: at the end of a graph that would be a
-        copy.
+        Both sides share one thin outer product and one subtraction, because a pass over a full matrix costs more than
+        its products with thin matrices. The operands of the subtraction are reshaped, not its result: a reshape at the
+        end of a graph would be a copy.
         """
         t = caches[2]
         if self.thin_left:
             v, t = _behind((v, caches[4])), _below((t, ops.bmm(caches[5], y)))
         return reshaped(self.left(y, caches[3]), self.shape) - reshaped(ops.bmm(v, t), self.shape)
 
-    def cut(self, made, gradients):
-        """The directions of matrices, shaped and typed as the layer's gradients."""
-        x = made[0]
+    def cut(self, matrices, gradients):
+        """The directions, cut from their matrices, in the shapes and types of the layer's gradients."""
+        x = matrices[0]
         if not self.as_weight:
             if self.rows > self.outputs or self.columns > self.inputs:
                 x = self._window(x, 0, self.inputs)
@@ -176,13 +184,13 @@ class Direction(nn.Cell):
                 x = ops.transpose(reshaped(x, (self.weight[0], self.positions, -1)), (0, 2, 1))
             x = reshaped(x, self.weight)
         x = _cast(x, self.dtype)
-        if self.apart:
-            b = made[1]
+        if self.bias_apart:
+            b = matrices[1]
             if self.more_rows > 0:
                 b = _slice(b, (0, 0, 0), (self.copies, self.outputs, 1))
             return x, self._as_bias(b, gradients)
-        if self.inside:
-            return x, self._as_bias(self._window(made[0], self.inputs, 1), gradients)
+        if self.bias_inside:
+            return x, self._as_bias(self._window(matrices[0], self.inputs, 1), gradients)
         return (x,)
 
     def _window(self, x, first, columns):
@@ -193,16 +201,16 @@ class Direction(nn.Cell):
 
 
 class DirectionElsewhere(nn.Cell):
-    """Where another rank of a data-parallel job holds the inverses of a layer, and makes its directions: zeros."""
+    """Replaces :class:`Direction` on a rank that does not hold the layer's inverses: its directions are zero."""
 
     def matrices(self, gradients):
-        """The gradients as they are."""
+        """The gradients, unchanged."""
         return gradients
 
     def construct(self, matrices, caches):
-        """Zeros like them."""
+        """Zeros in the shapes of ``matrices``."""
         return over(ops.zeros_like, matrices)
 
-    def cut(self, made, gradients):
-        """Zeros as they are."""
-        return made
+    def cut(self, matrices, gradients):
+        """The zeros, unchanged."""
+        return matrices

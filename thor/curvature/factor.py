@@ -1,23 +1,24 @@
-"""The state of one Kronecker factor as named Parameters: two clocks, kept apart.
+"""The state of one Kronecker factor as named Parameters: an estimate and a cached inverse.
 
-A :class:`Factor` holds an *estimate* (running averages, refreshed at every curvature step) and a *cache* (the damped
-inverse, refreshed when the trace rule says so). Both are Parameters, so a checkpoint restores them exactly.
+A :class:`Factor` holds an *estimate* (running averages, updated at every curvature step) and a *cache* (the damped
+inverse, updated when the trace rule decides so). Both are Parameters, so that a checkpoint restores them exactly. With
+c copies (groups), n blocks of b rows, and rank r:
 
     estimate   blocks [c, n, b, b]   diagonal blocks of the factor
-               beside [c, n b, r]    the scaled mean (r = 1), or Z = A Q; [1] where nothing is kept
-               probe  [c, n b, r]    Q of "block+rank"; the port's slot otherwise
-               uses   [1]            how often the layer runs in one forward pass
-    cache      inverse [c, n, b, b]  D^-1, D the damped blocks of what stands beside them
+               beside [c, n b, r]    the scaled mean (r = 1), or Z = A Q of the low-rank part; [1] for plain blocks
+               probe  as beside      Q of "block+rank"; in every split, its gradient is the fresh value of beside
+               uses   [1]            uses of the layer in one forward pass
+    cache      inverse [c, n, b, b]  D^-1, where D holds the damped diagonal blocks of A - U^T U
                s      [c, n b, r]    Woodbury: (D + U^T U)^-1 = D^-1 - s t
                t      [c, r, n b]
 
-Where a bias stands apart (thor/factors/blocks.py), beside and probe have n b + 1 rows, and the inverse is bordered:
+If the bias is separate (thor/factors/blocks.py), beside and probe have n b + 1 rows, and the inverse is bordered:
 
     [[D^-1 - s t_x,  s h],    with t = [t_x, t_b] of [c, r + 1, n b], and bias_inverse = [h, m] of [c, r + 1, 1]
      [       - t_b,    m]]
 
-Where a cut keeps its inverse whole (thor/factors/blocks.py), inverse is D^-1 - s t multiplied out, bordered if need be:
-[c, 1, dim, dim], without padding; s and t hold nothing then.
+If the cut has ``whole_inverse`` (thor/factors/blocks.py), inverse is the damped inverse multiplied out, with a separate
+bias's row and column: [c, 1, dim, dim] without padding. s and t are unused then.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ from thor.runtime.parameters import parameter
 class Factor:
     """One Kronecker factor of one layer.
 
-    ``held`` tells whether this process keeps its inverse; if not, other ranks of a data-parallel job do, and the cache
-    is one element wide.
+    ``held`` is False if only other ranks of a data-parallel job hold the inverse. Each Parameter of the cache then has
+    one element.
     """
 
     def __init__(self, name: str, cut: Cut, copies: int, *, diagonal: bool = False, held: bool = True):
         self.name, self.cut, self.copies, self.held = name, cut, copies, held
-        self.diagonal = diagonal  # by the layer's kind, not because the plan cuts that small
-        self.cache_shapes = cut.cache_shapes(copies)  # where it is held
+        self.diagonal = diagonal  # by the layer's kind, not because the plan has blocks of one row
+        self.cache_shapes = cut.cache_shapes(copies)  # on ranks that hold it
         inverse, s, t, *bias = self.cache_shapes
         blocks, thin, _, _ = cut.estimate_shapes(copies)
         self.blocks = parameter(f"{name}.blocks", np.zeros(blocks, np.float32))
@@ -59,7 +60,7 @@ class Factor:
             self.bias_inverse = parameter(f"{name}.bias_inverse", first if held else np.zeros(1, np.float32))
 
     def _first_probe(self, thin: tuple[int, ...]) -> np.ndarray:
-        """Orthonormal random directions, the same in every run: seeded by the factor's name."""
+        """Orthonormal random columns, seeded by the factor's name and so the same in every run."""
         probe = np.zeros(thin, np.float32)
         if self.cut.split == "block+rank":
             rng = np.random.default_rng(zlib.crc32(self.name.encode()))
@@ -70,53 +71,50 @@ class Factor:
 
     @property
     def port_parameters(self) -> tuple[Parameter, Parameter, Parameter]:
-        """What a port differentiates: its gradients are the fresh statistics."""
+        """The Parameters that a port differentiates by: their gradients are the fresh statistics."""
         return self.blocks, self.probe, self.uses
 
     @property
     def estimates(self) -> tuple[Parameter, Parameter, Parameter]:
-        """Where the fresh statistics are averaged into, in the order of :attr:`port_parameters`."""
+        """The running averages of the fresh statistics, in the order of :attr:`port_parameters`."""
         return self.blocks, self.beside, self.uses
 
     @property
     def cache(self) -> tuple[Parameter, ...]:
-        """The damped inverse."""
-        apart = () if self.bias_inverse is None else (self.bias_inverse,)
-        return (self.inverse, self.s, self.t, *apart)
+        """The Parameters of the damped inverse."""
+        bias = () if self.bias_inverse is None else (self.bias_inverse,)
+        return (self.inverse, self.s, self.t, *bias)
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
-        """Everything, for checkpoints."""
+        """All Parameters, for checkpoints."""
         return (*self.estimates, self.probe, *self.cache)
 
     def traces(self) -> np.ndarray:
-        """Of each copy's estimate, [c] float32: its blocks', and where a bias stands apart, its entry of the mean's.
+        """The trace of each copy's estimate, [c] float32: of the blocks, plus the diagonal entry of a separate bias.
 
-        The mean entry's square over the uses is the mean's share of it, as in :func:`directions`.
+        The bias's entry is u_b^2 / uses, with u_b its entry in the scaled mean, as in :func:`low_rank_part`.
         """
-        found = np.einsum("cnii->c", self.blocks.asnumpy(), dtype=np.float64)
+        traces = np.einsum("cnii->c", self.blocks.asnumpy(), dtype=np.float64)
         if self.cut.bias_apart:
-            found += self.beside.asnumpy()[:, -1, 0].astype(np.float64) ** 2 / max(1.0, float(self.uses.asnumpy()[0]))
-        return found.astype(np.float32)
+            traces += self.beside.asnumpy()[:, -1, 0].astype(np.float64) ** 2 / max(1.0, float(self.uses.asnumpy()[0]))
+        return traces.astype(np.float32)
 
     def dense(self) -> np.ndarray:
-        """The factor as it is approximated, [c, dim, dim] float32: blocks, and what stands beside them.
-
-        [c, dim] where only the diagonal is kept.
-        """
+        """The factor as its split approximates it: [c, dim, dim] float32, or [c, dim] if it is diagonal."""
         blocks = self.blocks.asnumpy()
         if self.diagonal:
             return blocks.reshape(self.copies, -1).copy()
         full = assemble(blocks, self.cut.thin)
-        beside = directions(self)
-        if beside is not None:
-            shared = np.einsum("cri,crj->cij", beside, beside)
+        u = low_rank_part(self)
+        if u is not None:
+            shared = np.einsum("cri,crj->cij", u, u)
             inside = assemble(np.ones((1, *blocks.shape[1:])), self.cut.thin) > 0
-            full = np.where(inside, full, shared)  # inside a block the factor itself, outside U^T U
+            full = np.where(inside, full, shared)  # the factor itself inside the blocks, U^T U outside
         return without_padding(full, self.cut)
 
     def dense_inverse(self) -> np.ndarray:
-        """The damped inverse as it is applied, [c, dim, dim] float32, or [c, dim] where it is diagonal."""
+        """The damped inverse as it is applied: [c, dim, dim] float32, or [c, dim] if it is diagonal."""
         if self.diagonal:
             return self.inverse.asnumpy().reshape(self.copies, -1).copy()
         if self.cut.whole_inverse:
@@ -133,7 +131,7 @@ class Factor:
 
 
 def assemble(blocks: np.ndarray, rows: int) -> np.ndarray:
-    """[c, n, b, b] on the diagonal of [c, rows, rows], zero elsewhere."""
+    """Blocks [c, n, b, b] on the diagonal of [c, rows, rows], with zeros elsewhere."""
     copies, count, size, _ = blocks.shape
     full = np.zeros((copies, rows, rows), blocks.dtype)
     for index in range(count):
@@ -143,21 +141,23 @@ def assemble(blocks: np.ndarray, rows: int) -> np.ndarray:
 
 
 def squeezed(matrix: np.ndarray) -> np.ndarray:
-    """Without the axis of groups, where there is one group."""
+    """The matrix without its axis of groups if there is only one group."""
     return matrix[0] if len(matrix) == 1 else matrix
 
 
 def without_padding(full: np.ndarray, cut: Cut) -> np.ndarray:
-    """[c, dim, dim] float32 of a matrix that has the cut's padding too."""
+    """A matrix without the padding of its cut: [c, dim, dim] float32."""
     return full[:, cut.kept][:, :, cut.kept].astype(np.float32)
 
 
-def directions(factor: Factor) -> np.ndarray | None:
-    """U [c, r, n b] in float64 with A - U^T U positive semi-definite, from the estimate; None for plain blocks.
+def low_rank_part(factor: Factor) -> np.ndarray | None:
+    """U [c, r, n b (+1)] in float64 with A - U^T U positive semi-definite, from the estimate; None for plain blocks.
 
-    Mean: the scaled mean; a layer used k times sums k means, and sum_i A_i - (1/k) (sum u)(sum u)^T is still positive
-    semi-definite. Rank: Nystroem, U = W^(-1/2) Z^T with W = Q^T Z; directions in which W is numerically zero carry
-    nothing and are dropped, which keeps U^T U below A.
+    "block+mean": U is the scaled mean. The estimate of a layer used k times is a sum of k means, which is divided by
+    sqrt(k): sum_i A_i - (1/k) (sum u)(sum u)^T is positive semi-definite.
+
+    "block+rank": Nystroem, U = W^(-1/2) Z^T with W = Q^T Z. Eigenvectors of W whose eigenvalue is numerically zero are
+    dropped, which keeps U^T U below A.
     """
     if not factor.cut.rank:
         return None

@@ -1,14 +1,15 @@
-"""From a factor's estimate to its cached inverse, on the device that suits it.
+"""The refresh of cached inverses from the factors' estimates.
 
     D = blocks(A) - blocks(U^T U),   X = (D + damping I)^-1,   s = X U^T,   t = (I + U s)^-1 s^T
     (D + damping I + U^T U)^-1 = X - s t                                              (Woodbury)
 
-What is kept is X, s and t, or where the cut keeps its inverse whole, X - s t.
+The cache holds X, s and t, or X - s t if the cut has ``whole_inverse``.
 
-The b x b work runs where it is fast (see device.py), blocks of one size from all layers stacked into one batch; the
-r x r work is tiny and runs on the host in float64. A block that is not positive definite gets ten times more damping,
-up to five times, and is counted; a factor that still fails keeps its last good inverse. In a data-parallel job each
-rank inverts its part of the blocks, and an exchange brings the parts together (exchange.py).
+The b x b work runs on the host or on the device (backends.py), with blocks of one size from all layers in one batch.
+The r x r work is small and runs on the host in float64. The damping of a block that is not positive definite is
+multiplied by ``ESCALATION``, up to ``RETRIES`` times, and the block is counted; a factor that still fails keeps its
+last good inverse. In a data-parallel job each rank inverts a part of the blocks, and an exchange collects the parts
+(thor/distributed/exchange.py).
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ import numpy as np
 from mindspore import Parameter, Tensor, ops
 
 from thor.curvature import block_inverse
-from thor.curvature.backends import algebra_of, apart
-from thor.curvature.factor import Factor, assemble, directions, without_padding
+from thor.curvature.backends import algebra_of, split_by_stack
+from thor.curvature.factor import Factor, assemble, low_rank_part, without_padding
 
 RETRIES = 5
 ESCALATION = 10.0
@@ -30,11 +31,19 @@ ESCALATION = 10.0
 
 @dataclass
 class Job:
-    """One factor to invert with ``damping`` [c].
+    """The inversion of one factor.
 
-    Afterwards ``escalated`` counts the blocks that needed more damping, ``failed`` says that there is no inverse, and
-    ``results`` holds the new values until :meth:`commit`, so that a layer's two factors change together or not at all.
-    In between, ``beside`` is U, ``blocks`` D, and ``inverse`` X of the blocks ``part`` that this process inverts.
+    Attributes:
+        factor: the factor to invert.
+        damping: [c], added to the diagonal of each copy.
+        part: the blocks, among all c n, that this process inverts.
+        escalated: number of blocks that needed more damping.
+        failed: True if there is no new inverse.
+        results: new values of the factor's Parameters. They are stored by :meth:`commit`, so that the two factors of a
+            layer change together or not at all.
+        low_rank: U [c, r, n b (+1)]; None for plain blocks.
+        blocks: D [c n, b, b].
+        inverse: X of the blocks in ``part``; after an exchange, of all blocks.
     """
 
     factor: Factor
@@ -43,35 +52,35 @@ class Job:
     escalated: int = 0
     failed: bool = False
     results: list[tuple[Parameter, Tensor]] = field(default_factory=list)
-    beside: np.ndarray | None = None
+    low_rank: np.ndarray | None = None
     blocks: Any = None
     inverse: Any = None
 
     @property
     def count(self) -> int:
-        """How many blocks this process inverts."""
+        """Number of blocks that this process inverts."""
         return len(range(self.factor.copies * self.factor.cut.count)[self.part])
 
     def commit(self) -> None:
-        """Make the new inverse the cached one.
+        """Assign the results to the factor's Parameters.
 
-        By assignment: a compiled graph goes on reading the storage it was compiled with, which ``set_data`` replaces.
+        ``set_data`` would replace their storage, but a compiled graph goes on reading the storage it was compiled with.
         """
         for target, value in self.results:
             ops.assign(target, value)
 
 
 class Exchange(Protocol):
-    """How the ranks of a job share a refresh."""
+    """The division of a refresh among the ranks of a job."""
 
     def divide(self, jobs: list[Job]) -> None:
         """Set each job's ``part``: the blocks that this rank inverts."""
 
     def share(self, jobs: list[Job], seconds: float, algebra: Any) -> None:
-        """Give every rank what each job found, and the ranks that hold a factor its whole inverse."""
+        """Give every rank the flags of each job, and the ranks that hold a factor the inverses of all its blocks."""
 
     def settle(self, jobs: list[Job]) -> None:
-        """Let a job that failed on one rank fail on all."""
+        """Mark each job that failed on any rank as failed on all."""
 
 
 class Inverter:
@@ -79,10 +88,10 @@ class Inverter:
 
     Args:
         method: one of ``thor.device.INVERSES``.
-        exchange: how the ranks of a job share the work; None where each process does all of it.
+        exchange: divides the work among the ranks of a job; None if each process does all of it.
 
     Attributes:
-        seconds: that each call of :meth:`refresh` took.
+        seconds: duration of each call of :meth:`refresh`.
     """
 
     def __init__(self, method: str, exchange: Exchange | None = None):
@@ -91,13 +100,13 @@ class Inverter:
         self.seconds: list[float] = []
 
     def refresh(self, jobs: list[Job]) -> None:
-        """Invert every job's factor; nothing changes until the jobs are committed."""
+        """Invert the factor of each job; no Parameter changes until the jobs are committed."""
         start = time.perf_counter()
         if self.exchange is not None:
             self.exchange.divide(jobs)
         buckets: dict[int, list[Job]] = {}
         for job in jobs:
-            job.beside = directions(job.factor)
+            job.low_rank = low_rank_part(job.factor)
             buckets.setdefault(job.factor.cut.size, []).append(job)
         for bucket in buckets.values():
             self._invert_bucket(bucket)
@@ -110,20 +119,20 @@ class Inverter:
         self.seconds.append(time.perf_counter() - start)
 
     def _invert_bucket(self, jobs: list[Job]) -> None:
-        found = self.algebra.blocks([job.factor for job in jobs], [job.beside for job in jobs])
-        for job, blocks in zip(jobs, found, strict=True):
+        blocks_by_job = self.algebra.blocks([job.factor for job in jobs], [job.low_rank for job in jobs])
+        for job, blocks in zip(jobs, blocks_by_job, strict=True):
             job.blocks = blocks
-        mine = [job for job in jobs if job.count]
-        for job, finite in zip(mine, self.algebra.finite([job.blocks for job in mine]), strict=True):
+        assigned = [job for job in jobs if job.count]
+        for job, finite in zip(assigned, self.algebra.finite([job.blocks for job in assigned]), strict=True):
             job.failed = not finite
-        live = [job for job in mine if not job.failed]
+        live = [job for job in assigned if not job.failed]
         if not live:
             return
         stacks = [job.blocks if self.exchange is None else job.blocks[job.part] for job in live]
         owner = np.repeat(np.arange(len(live)), [job.count for job in live])
         damping = np.concatenate([np.repeat(job.damping, job.factor.cut.count)[job.part] for job in live])
         inverses, trusted = self._invert_until_trusted(stacks, damping, owner, live)
-        for job, of_part, flags in zip(live, inverses, apart(trusted, stacks), strict=True):
+        for job, of_part, flags in zip(live, inverses, split_by_stack(trusted, stacks), strict=True):
             job.inverse, job.failed = of_part, not flags.all()
 
     def _invert_until_trusted(self, stacks, damping, owner, jobs):
@@ -143,36 +152,36 @@ class Inverter:
         if stacks[0].shape[-1] > 1:
             return self.algebra.invert(stacks, damping)
         numbers = [self.algebra.to_host(blocks) for blocks in stacks]
-        # the factors of embeddings and normalisations
+        # blocks of one row: the diagonal factors of embeddings and normalisations
         inverses, trusted = block_inverse.reciprocals(np.concatenate(numbers), damping)
-        return [self.algebra.from_host(each) for each in apart(inverses, numbers)], trusted
+        return [self.algebra.from_host(each) for each in split_by_stack(inverses, numbers)], trusted
 
     def _store_bucket(self, jobs: list[Job]) -> None:
-        """Put new inverses, with all that goes with them, among the results; one that is not finite has failed."""
-        thin = [(job, job.beside) for job in jobs if job.beside is not None]
-        for job in (job for job in jobs if job.beside is None and job.factor.held):
+        """Add the new inverses, and the new probes of "block+rank", to the results; a non-finite inverse has failed."""
+        thin = [(job, job.low_rank) for job in jobs if job.low_rank is not None]
+        for job in (job for job in jobs if job.low_rank is None and job.factor.held):
             self._store_inverse(job, job.inverse)
         held = [(job, u) for job, u in thin if job.factor.held]
         inside = [u[:, :, : job.factor.cut.padded].transpose(0, 2, 1) for job, u in held]
         products = self.algebra.times([job.inverse for job, _ in held], inside)
         for (job, u), product in zip(held, products, strict=True):
             self._store_with_thin(job, u, product)
-        # held or not: all ranks have all estimates
-        turned = [(job, u) for job, u in thin if job.factor.cut.split == "block+rank" and not job.failed]
-        probes = [np.linalg.qr(job.factor.beside.asnumpy().astype(np.float64))[0] for job, _ in turned]
-        products = self.algebra.times([job.blocks for job, _ in turned], probes)
-        for (job, u), probe, product in zip(turned, probes, products, strict=True):
-            job.results += _turned_probe(job.factor, u, probe, product)
+        # of all factors, held or not, because every rank has all estimates
+        tracked = [(job, u) for job, u in thin if job.factor.cut.split == "block+rank" and not job.failed]
+        probes = [np.linalg.qr(job.factor.beside.asnumpy().astype(np.float64))[0] for job, _ in tracked]
+        products = self.algebra.times([job.blocks for job, _ in tracked], probes)
+        for (job, u), probe, product in zip(tracked, probes, products, strict=True):
+            job.results += _next_probe(job.factor, u, probe, product)
 
     def _store_with_thin(self, job: Job, u: np.ndarray, s: np.ndarray) -> None:
-        """The inverse and what stands beside it, from ``s`` = X U^T [c, n b, r] of the blocks alone."""
+        """Add an inverse with a low-rank part to the results, from ``s`` = X U^T [c, n b, r] of the blocks."""
         cut = job.factor.cut
         s, t = self._woodbury(job, u, s)
         if not (np.isfinite(s).all() and np.isfinite(t).all()):
             job.failed = True
             return
         if cut.whole_inverse:
-            self._store_inverse(job, self._whole(job, s, t))
+            self._store_inverse(job, self._as_one_matrix(job, s, t))
             return
         self._store_inverse(job, job.inverse)
         values = self._bordered(job, s, t) if cut.bias_apart else (s, t)
@@ -186,43 +195,43 @@ class Inverter:
         job.results.append((factor.inverse, self.algebra.tensor(blocks.reshape(factor.cache_shapes[0]))))
 
     def _woodbury(self, job: Job, u: np.ndarray, s: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Woodbury's s [c, m, r] and t [c, r, m] for all rows m that are kept, a bias's that stands apart too."""
+        """Woodbury's s [c, m, r] and t [c, r, m] for all m rows, including that of a separate bias."""
         cut = job.factor.cut
         if cut.bias_apart:
-            s = np.concatenate([s, u[:, :, -1:].transpose(0, 2, 1) * _of_bias_alone(job)], 1)
+            s = np.concatenate([s, u[:, :, -1:].transpose(0, 2, 1) * _bias_entry_inverse(job)], 1)
         small = np.eye(cut.rank) + u @ s
         return s, np.linalg.inv((small + small.transpose(0, 2, 1)) / 2) @ s.transpose(0, 2, 1)
 
     def _bordered(self, job: Job, s: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """What acts on the inputs, s and t; the bias's row beneath t; and bias_inverse (factor.py)."""
+        """Woodbury's s and t of the inputs, with the bias's row t_b appended to t, and bias_inverse (factor.py)."""
         s, s_bias, t, t_bias = s[:, :-1], s[:, -1:], t[:, :, :-1], t[:, :, -1:]
-        bias_inverse = np.concatenate([-t_bias, _of_bias_alone(job) - s_bias @ t_bias], 1)
+        bias_inverse = np.concatenate([-t_bias, _bias_entry_inverse(job) - s_bias @ t_bias], 1)
         return s, np.concatenate([t, s_bias @ t], 1), bias_inverse
 
-    def _whole(self, job: Job, s: np.ndarray, t: np.ndarray) -> np.ndarray:
+    def _as_one_matrix(self, job: Job, s: np.ndarray, t: np.ndarray) -> np.ndarray:
         """X - s t as one matrix [c, dim, dim]."""
         cut, copies = job.factor.cut, job.factor.copies
         blocks = self.algebra.to_host(job.inverse).reshape(copies, cut.count, cut.size, cut.size)
         full = assemble(blocks, cut.thin)
         if cut.bias_apart:
-            full[:, -1:, -1:] = _of_bias_alone(job)
+            full[:, -1:, -1:] = _bias_entry_inverse(job)
         return without_padding(full - s @ t, cut)
 
 
-def _turned_probe(
+def _next_probe(
     factor: Factor, u: np.ndarray, probe: np.ndarray, product: np.ndarray
 ) -> list[tuple[Parameter, Tensor]]:
-    """One step of subspace iteration, Q <- orth(Z) = ``probe``, with the estimate's history carried over.
+    """New values of probe and beside after a step of subspace iteration, Q <- orth(Z) = ``probe``.
 
-    The average behind Z = A Q knows A only through the old Q. For the new Q it is replaced by what the approximation
-    D + U^T U does to it (``product`` is D Q): that operator has the factor's own diagonal blocks, so everything that is
-    averaged into Z from now on stays consistent with them, and A - U^T U stays positive semi-definite.
+    The running average Z = A Q knows A only through the old Q. For the new Q it becomes (D + U^T U) Q, where
+    ``product`` is D Q. D + U^T U has the factor's own diagonal blocks, so that later averages into Z stay consistent
+    with them, and A - U^T U stays positive semi-definite.
     """
     beside = product + u.transpose(0, 2, 1) @ (u @ probe)
     return [(factor.probe, Tensor(probe.astype(np.float32))), (factor.beside, Tensor(beside.astype(np.float32)))]
 
 
-def _of_bias_alone(job: Job) -> np.ndarray:
-    """The inverse [c, 1, 1] of a bias that stands apart, before what couples it: its row of D is the damping."""
+def _bias_entry_inverse(job: Job) -> np.ndarray:
+    """The inverse [c, 1, 1] of a separate bias's entry in D, which is the damping alone."""
     damping = np.maximum(job.damping, np.finfo(np.float32).tiny)
     return (1.0 / damping).astype(np.float64)[:, None, None]

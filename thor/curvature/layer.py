@@ -1,4 +1,4 @@
-"""A captured layer: its weights, its two factors, its ports, and what a refresh asks of it."""
+"""A captured layer with its two factors: traces, damping and caches of the layer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from thor.curvature.factor import Factor
 from thor.factors.blocks import BlockPlan, Cut, diagonal_cut
 from thor.runtime.graph_ops import shared
 
-#: Calls a step, on the average, below which a layer's factors are of steps long gone, and too small by as much.
+#: Average number of calls per step below which a layer counts as unused: its factors have decayed since its last calls.
 MIN_USES = 0.05
 
 
@@ -30,12 +30,12 @@ class Layer:
         no_dense_a, no_dense_g = target.kind not in ("dense", "conv"), target.kind.startswith("norm")
         self.a = Factor(f"{target.name}.a", a_cut, target.copies, diagonal=no_dense_a, held=held)
         self.g = Factor(f"{target.name}.g", g_cut, target.copies, diagonal=no_dense_g, held=held)
-        # A of an embedding stands for the rows of its table, in any other layer for the columns of the weight
+        # A of an embedding belongs to the rows of its table, A of any other layer to the columns of the weight
         self.rows, self.columns = (self.a, self.g) if target.kind in ("embedding", "tied") else (self.g, self.a)
-        #: G alone is inverted, with the whole damping; A is 1 and stays so
+        #: True if only G is inverted, with all of the damping; A is 1 and stays so
         self.single = target.kind.startswith("norm")
         self.powers = _scale_powers(target.kind, g_cut)
-        # of a convolution whose A is cut: its kernel positions, if they come first in A's order
+        # number of kernel positions if they come first in the order of a convolution's cut A, else 1
         area = math.prod(self.weight.shape[2:])
         self.positions = area if plan.order == "position" and self.a.cut.count > 1 else 1
         self.ports = attach(
@@ -50,17 +50,17 @@ class Layer:
 
     @property
     def estimates(self) -> tuple[Parameter, ...]:
-        """Where the fresh statistics go, in the same order."""
+        """The running averages of the fresh statistics, in the same order."""
         return (*self.a.estimates, *self.g.estimates)
 
     @property
     def caches(self) -> tuple[Parameter, ...]:
-        """(inverse, s, t) of A, or what stands for the columns of the weight, of the rows', and A's of a bias apart."""
-        apart = () if self.a.bias_inverse is None else (self.a.bias_inverse,)
-        return (*self.columns.cache[:3], *self.rows.cache[:3], *apart)
+        """(inverse, s, t) of the factor of the weight's columns, then of its rows; A's bias_inverse if there is one."""
+        bias = () if self.a.bias_inverse is None else (self.a.bias_inverse,)
+        return (*self.columns.cache[:3], *self.rows.cache[:3], *bias)
 
     def direction(self) -> nn.Cell:
-        """What makes directions of this layer's gradients, one Cell for all layers of one form."""
+        """The Cell that preconditions this layer's gradients; layers of one form share it."""
         if not self.held:
             return shared(DirectionElsewhere)
         form = Form(tuple(self.weight.shape), self.weight.dtype, self.bias is not None, self.copies, self.positions,
@@ -69,37 +69,38 @@ class Layer:
 
     @property
     def bytes(self) -> int:
-        """Memory of the layer's curvature state."""
+        """Bytes of the layer's curvature state."""
         return sum(p.nbytes for f in (self.a, self.g) for p in f.parameters)
 
     @property
     def cost(self) -> float:
-        """Relative cost of gathering and inverting the factors: what a stopped layer saves."""
+        """Relative cost of gathering and inverting the factors, which a stopped layer saves."""
         return float(sum(f.copies * f.cut.count * f.cut.size**3 for f in (self.a, self.g)))
 
     @property
     def used(self) -> bool:
-        """Whether the network has called it in more than a few of the steps that its factors are averages over.
+        """True if the network has called the layer in more than a few of the steps that its factors average over.
 
-        A compiled graph does not call an input's port on a constant, and of its factor nothing is known either.
+        False also for a layer with a constant input: a compiled graph does not call the port of a constant, so that
+        A is unknown.
         """
         return all(float(factor.uses.asnumpy()[0]) > MIN_USES for factor in (self.a, self.g))
 
     def traces(self) -> np.ndarray:
-        """Of the estimates: those of A's copies, then those of G's."""
+        """Traces of the estimates [2 c]: of A's copies, then of G's."""
         return np.concatenate([self.a.traces(), self.g.traces()])
 
     def damped_trace(self, damping: float, traces: np.ndarray) -> float:
-        """The damped trace of the layer's Fisher block, from those of its factors [2, c].
+        """The trace of the layer's damped Fisher block, from the traces [2, c] of its factors.
 
-        Groups are blocks of their own, so their traces add up.
+        Each group has a Fisher block of its own, so that the traces of groups add up.
         """
         if self.single:
             return float(traces[1].sum()) + damping * self.g.cut.dim
         return sum(damped_trace(damping, a, g, self.a.cut.dim, self.g.cut.dim) for a, g in traces.T.tolist())
 
     def dampings(self, damping: float, traces: np.ndarray) -> dict[Factor, np.ndarray]:
-        """What is added to each factor that is inverted, one number a copy: ``damping`` split by pi."""
+        """The damping [c] of each factor that is inverted: ``damping`` split by pi, from the factors' traces [2, c]."""
         if self.single:
             return {self.g: np.full(self.copies, damping, np.float32)}
         parts = [pi_split(damping, a, g, self.a.cut.dim, self.g.cut.dim) for a, g in traces.T.tolist()]
@@ -107,20 +108,20 @@ class Layer:
         return {self.a: of_a, self.g: of_g}
 
     def fingerprint(self) -> str:
-        """What a checkpoint of this layer's state must agree with."""
+        """A text that must be equal for a checkpoint to fit this layer's state."""
         order = f":{self.positions}" if self.positions > 1 else ""
         return f"{self.name}:{self.kind}:{self.copies}:{self.a.cut}:{self.g.cut}{order}"
 
 
 def cuts_of(target: Target, plan: BlockPlan) -> tuple[Cut, Cut]:
-    """How A and G of a layer are cut."""
+    """The cuts of a layer's A and G."""
     if target.kind.startswith("norm"):
         return diagonal_cut(1), diagonal_cut(target.g_dim)
     g_cut = plan.cut(target.g_dim, target.name, "g", across=target.copies * target.a_dim)
     if target.kind == "embedding":
         return diagonal_cut(target.a_dim), g_cut
     if target.kind == "tied":
-        # its sums are balanced with a square root, with which a mean would not scale
+        # no mean: a square root balances the sums of the layer's two uses, and a mean would not scale with them
         plain = Cut(g_cut.dim, g_cut.size, g_cut.count) if g_cut.split == "block+mean" else g_cut
         return diagonal_cut(target.a_dim), plain
     across = target.copies * target.g_dim
@@ -128,7 +129,7 @@ def cuts_of(target: Target, plan: BlockPlan) -> tuple[Cut, Cut]:
 
 
 def _scale_powers(kind: str, g_cut: Cut) -> tuple[int, int, int]:
-    """Powers of the loss scale in the statistics (A's blocks, G's blocks, what stands beside G's)."""
+    """Powers of the loss scale in the statistics: (A's blocks, G's blocks, G's scaled mean or low-rank part)."""
     if kind == "tied":
         return 1, 1, 1
     return 0, 2, 1 if g_cut.split == "block+mean" else 2

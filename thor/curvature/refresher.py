@@ -29,7 +29,7 @@ class LayerTable:
         refreshes: [layers], refreshes that the layer has adopted.
         kept: [layers], candidates at which the layer kept its inverse.
         traces: of each layer, the traces [2, copies] of A and of G that it last adopted.
-        escalations: blocks that were not positive definite and got more damping, in all.
+        escalations: total number of blocks that were not positive definite and got more damping.
     """
 
     status: np.ndarray
@@ -45,16 +45,16 @@ class Refresher:
     def __init__(self, layers: Sequence[Layer], inverter: Inverter):
         self.layers, self.inverter = layers, inverter
         self.history: list[RefreshRecord] = []
-        self._reported: set[str] = set()  # layers of which a warning has said that they are never called
+        self._reported: set[str] = set()  # layers that a warning has named as never called
 
     def traces(self, indices: Sequence[int]) -> np.ndarray:
-        """The traces of these layers' estimates, one after another: those of A's copies, then of G's."""
+        """The traces of these layers' estimates, one layer after another: of A's copies, then of G's."""
         return np.concatenate([self.layers[i].traces() for i in indices])
 
     def candidate(
         self, step: int, damping: float, rule: TraceRule, fresh: dict[int, np.ndarray], table: LayerTable
     ) -> None:
-        """One candidate refresh of the layers in ``fresh``, which holds their traces [2, copies]; updates ``table``."""
+        """Make one candidate refresh and update ``table``; ``fresh`` maps layers' indices to traces [2, copies]."""
         active = [i for i in fresh if table.status[i] == ACTIVE]
         unused = [i for i in active if not self.layers[i].used]  # their factors are unknown; they keep their inverses
         self._report_unused([i for i in unused if not table.refreshes[i]], step)
@@ -77,7 +77,7 @@ class Refresher:
     def _decide(
         self, step: int, damping: float, rule: TraceRule, index: int, fresh: np.ndarray, table: LayerTable
     ) -> RefreshRecord:
-        """What the rule says of one layer, by the traces of its damped Fisher block: adopted and fresh."""
+        """The rule's decision for one layer, from the adopted and the fresh trace of its damped Fisher block."""
         layer = self.layers[index]
         now = layer.damped_trace(damping, fresh)
         before = layer.damped_trace(damping, table.traces[index]) if table.refreshes[index] else None
@@ -85,7 +85,7 @@ class Refresher:
         return RefreshRecord(step, layer.name, now, change, decision)
 
     def _jobs(self, index: int, damping: float, fresh: np.ndarray) -> tuple[Job, ...]:
-        """The inversions of one layer: one for each factor that is inverted."""
+        """The inversions of one layer, one for each factor that is inverted."""
         return tuple(Job(factor, each) for factor, each in self.layers[index].dampings(damping, fresh).items())
 
     def _adopt(self, step: int, index: int, jobs: tuple[Job, ...], table: LayerTable) -> bool:
@@ -104,7 +104,7 @@ class Refresher:
         return True
 
     def _report_unused(self, indices: Sequence[int], step: int) -> None:
-        """Warn once of each layer that the network has never called."""
+        """Warn once for each layer that the network has never called."""
         for name in [self.layers[i].name for i in indices if self.layers[i].name not in self._reported]:
             self._reported.add(name)
             logger.warning("step %d: the network has not called layer %s so far (its weights may be used elsewhere); "

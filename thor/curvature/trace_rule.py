@@ -1,4 +1,4 @@
-"""The trace rule: which layers refresh their inverse, which keep it, which stop for good (pure host policy).
+"""The trace rule decides which layers refresh their inverse, keep it, or stop for good (pure host policy).
 
 At each candidate refresh a layer compares the trace of its fresh Fisher block with that of the block it last adopted,
 
@@ -8,10 +8,10 @@ both damped with the current damping (Chen et al., "THOR, Trace-based Hardware-d
 Descent Computation", AAAI 2021):
 
     Delta >  update           UPDATE  adopt F^k and invert it
-    stop <= Delta <= update   KEEP    go on with the adopted block and its inverse
-    Delta <  stop             STOP    the adopted inverse stays for the rest of training
+    stop <= Delta <= update   KEEP    keep the adopted block and its inverse
+    Delta <  stop             STOP    keep the adopted inverse for the rest of training
 
-The adopted block may be several intervals old, so slow drift adds up and triggers in the end.
+The adopted block may be several intervals old, so that a slow drift adds up and triggers a refresh in the end.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ACTIVE, STOPPED = 0, 1
 
 
 class Decision(Enum):
-    """What a candidate refresh decides for one layer."""
+    """The decision for one layer at a candidate refresh."""
 
     UPDATE = "update"
     KEEP = "keep"
@@ -35,10 +35,14 @@ class Decision(Enum):
 
 @dataclass(frozen=True)
 class RefreshRecord:
-    """One decision.
+    """One decision of the trace rule.
 
-    At ``step``, ``layer`` had the damped trace ``trace``, which differs by ``change`` from the adopted one (None at the
-    first candidate, which has nothing to compare with). What was to update and could not be inverted says KEEP.
+    Attributes:
+        step: step of the candidate refresh.
+        layer: name of the layer.
+        trace: trace of the layer's fresh, damped Fisher block.
+        change: its relative difference from the adopted trace; None if no block has been adopted yet.
+        decision: KEEP also for a layer that was to update but could not be inverted.
     """
 
     step: int
@@ -50,13 +54,13 @@ class RefreshRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class TraceRule:
-    """The two thresholds of the rule, and when it begins.
+    """The two thresholds of the rule, and the step from which it tests.
 
     Args:
         update: relative trace change above which a layer refreshes. 0 means no test at all: always refresh.
         stop: relative trace change below which a layer stops for good. 0 means that no layer ever stops.
-        start: step of the first candidate that is tested; all before it refresh. Where candidates come every few steps
-            at first, a trace that has hardly changed says nothing, and would stop layers that are about to wake up.
+        start: step from which candidates are tested; at every earlier candidate all layers refresh. Between candidates
+            that are only a few steps apart a trace hardly changes, and a test could stop layers that have yet to learn.
     """
 
     update: float = 0.01
@@ -88,7 +92,7 @@ class TraceRule:
         return cls(update=0.0, stop=0.0)
 
     def at(self, step: int) -> TraceRule:
-        """The rule for a candidate at this step: this one from its start on, before it no test."""
+        """The rule for a candidate at ``step``: this one from ``start`` on, :meth:`thor_nt` before."""
         return self if step >= self.start else TraceRule.thor_nt()
 
     def decide(self, adopted: float | None, fresh: float) -> tuple[Decision, float | None]:

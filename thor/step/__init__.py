@@ -1,1 +1,1 @@
-"""The compiled parts of a training step."""
+"""The compiled functions of a training step, and their parts."""

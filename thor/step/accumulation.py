@@ -16,7 +16,7 @@ _NARROW = (ms.float16, ms.bfloat16)
 
 
 def sum_of(parameter: Parameter) -> Parameter:
-    """Where gradients by a Parameter are added up, at zero: in float32 where its own type would overflow on the way."""
+    """A zero Parameter for the sum of a Parameter's gradients: in float32 if a sum in its own type could overflow."""
     dtype = ms.float32 if parameter.dtype in _NARROW else parameter.dtype
     zeros = Tensor(np.zeros(parameter.shape, np.float32)).astype(dtype)
     return Parameter(zeros, name=f"thor.sum.{parameter.name}", requires_grad=False)
@@ -26,10 +26,10 @@ class Accumulators:
     """Sums over the micro-batches of one step.
 
     Attributes:
-        accumulate: how many micro-batches make a step.
-        gradients: of the weights' gradients.
-        statistics: of all layers' statistics.
-        loss: of the loss.
+        accumulate: number of micro-batches in a step.
+        gradients: sums of the weights' gradients.
+        statistics: sums of all layers' statistics.
+        loss: sum of the losses.
     """
 
     def __init__(self, accumulate: int, weights: Iterable[Parameter], layers: Iterable[Layer]):
@@ -45,7 +45,7 @@ class Accumulators:
 
 
 class Adder(nn.Cell):
-    """sums += values, loss_sum += loss."""
+    """Adds values and a loss to their sums, and returns the loss."""
 
     def __init__(self, sums: list[Parameter], loss_sum: Parameter):
         super().__init__(auto_prefix=False)
@@ -59,8 +59,8 @@ class Adder(nn.Cell):
         return loss
 
 
-class Values(nn.Cell):
-    """(loss_sum, sums), each times a factor, in the types of what was added up."""
+class ScaledSums(nn.Cell):
+    """(loss_sum, sums), each times a factor, in the types of ``variables``, whose gradients were summed."""
 
     def __init__(self, sums: list[Parameter], loss_sum: Parameter, variables: list[Parameter]):
         super().__init__(auto_prefix=False)
@@ -76,7 +76,7 @@ class Values(nn.Cell):
 
 
 class Clearer(nn.Cell):
-    """Zero every accumulator."""
+    """Sets every sum to zero."""
 
     def __init__(self, sums: list[Parameter]):
         super().__init__(auto_prefix=False)

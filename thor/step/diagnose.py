@@ -1,4 +1,4 @@
-"""Where a step went bad: the first layer, in forward order, whose numbers are not finite."""
+"""Diagnosis of a step that was not finite: the first layer, in forward order, with a non-finite number."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mindspore import Parameter, Tensor, nn
 
 
 def is_finite(value: Any) -> bool:
-    """Whether every number in a tensor, or in nested tuples of them, is finite."""
+    """True if every number in a tensor, or in nested tuples of tensors, is finite."""
     if isinstance(value, Tensor):
         array = value.asnumpy()
         return bool(np.isfinite(array).all()) if np.issubdtype(array.dtype, np.floating) else True
@@ -23,9 +23,9 @@ def is_finite(value: Any) -> bool:
 def first_bad_layer(
     net: nn.Cell, loss_fn: Callable[..., Tensor] | None, weights: Iterable[Parameter], inputs: tuple[Any, ...]
 ) -> str | None:
-    """A sentence that names what is not finite first: an input, a weight, a layer's output, or a gradient; or None."""
+    """A sentence that names the first input, weight, layer output or gradient that is not finite; None without one."""
     place = {id(each): index for index, each in enumerate(net.get_parameters())}
-    weights = sorted(weights, key=lambda each: place.get(id(each), len(place)))  # groups have an order of their own
+    weights = sorted(weights, key=lambda each: place.get(id(each), len(place)))  # parameter groups have another order
     for index, value in enumerate(inputs):
         if not is_finite(value):
             return f"input {index} of the step is not finite"
@@ -63,7 +63,10 @@ def first_bad_layer(
 def _first_bad_gradient(
     net: nn.Cell, loss_fn: Callable[..., Tensor] | None, weights: list[Parameter], inputs: tuple[Any, ...]
 ) -> str | None:
-    """The backward pass comes from the end: of the weights with a bad gradient the last one in the network's order."""
+    """A sentence that names the last weight in the network's order with a non-finite gradient, the first in backward.
+
+    None if all gradients are finite.
+    """
 
     def forward(*values):
         return net(*values) if loss_fn is None else loss_fn(net(*values[:-1]), values[-1])
@@ -75,8 +78,8 @@ def _first_bad_gradient(
     return f"the loss is finite; on the way back the gradient of weight {bad[-1]} is the first that is not"
 
 
-def all_finite(scaled: bool, accumulated: bool, ranks: bool) -> str:
-    """What may be wrong where the last inputs give a finite loss and finite gradients."""
+def likely_cause(scaled: bool, accumulated: bool, ranks: bool) -> str:
+    """The likely cause of a non-finite step if its last inputs give a finite loss and finite gradients."""
     if accumulated or ranks:
         others = " and ".join(["other micro-batches"] * accumulated + ["other ranks"] * ranks)
         return f"what this rank's last batch gives is finite, so that it comes from {others}"
@@ -85,8 +88,8 @@ def all_finite(scaled: bool, accumulated: bool, ranks: bool) -> str:
     return "loss and gradients are finite, the directions that stale inverses make of them are not"
 
 
-def complaint(step: int, in_a_row: int, where: str) -> str:
-    """Why training stopped, and what to do."""
+def stop_message(step: int, in_a_row: int, where: str) -> str:
+    """The error message that tells why training stopped, and what to do."""
     return (
         f"{in_a_row} steps in a row were not finite, all skipped, training stopped at step {step}: "
         f"{where}. Lower the learning rate, raise damping, or check the data"

@@ -1,4 +1,4 @@
-"""Averaging fresh statistics into the estimates, as a graph of its own."""
+"""The update of the running averages by fresh statistics, compiled as a separate graph."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ _assign_add = ops.AssignAdd()
 
 
 class Estimate(nn.Cell):
-    """F <- F + gain (fresh - F) for every statistic of ``layers``; answers with ``gain``.
+    """F <- F + gain (fresh - F) for every statistic of ``layers``; returns ``gain``.
 
-    ``gain`` is one number a layer, 0 for a layer that has stopped. G is quadratic in the loss scale and its mean
-    linear, so that powers of 1 / scale are taken out (``Layer.powers``).
+    ``gain`` has one number per layer, 0 for a layer that has stopped. G is quadratic in the loss scale and its mean is
+    linear; therefore fresh statistics are multiplied by powers of 1 / scale (``Layer.powers``).
 
-    A graph of its own: within the curvature step's it cost the compiler a third of its memory. Its branch is for speed
-    alone: without one, MindSpore's CPU runtime hands a graph's kernels to several threads, which go on spinning.
+    The update is not part of the curvature graph, because it would make the compiler of that graph take much more
+    memory. The branch is only for speed: MindSpore's CPU runtime runs the kernels of a graph without a branch in
+    several threads, which keep spinning afterwards.
     """
 
     def __init__(self, layers: list[Layer], scaled: bool):
@@ -31,9 +32,9 @@ class Estimate(nn.Cell):
                     parameters.append(parameter)
                     powers.append(power)
                     layer_of.append(i)
-        # where blocks stand alone, what is beside them is always zero
-        alone = {id(f.beside) for layer in layers for f in (layer.a, layer.g) if not f.cut.rank}
-        self.indices = tuple(i for i, parameter in enumerate(parameters) if id(parameter) not in alone)
+        # the Parameter `beside` of plain blocks is always zero
+        unused = {id(f.beside) for layer in layers for f in (layer.a, layer.g) if not f.cut.rank}
+        self.indices = tuple(i for i, parameter in enumerate(parameters) if id(parameter) not in unused)
         self.powers, self.layer_of = (tuple(each[i] for i in self.indices) for each in (powers, layer_of))
         self.estimates = ParameterTuple(parameters)
         self.layers = tuple(range(len(layers)))
@@ -41,13 +42,13 @@ class Estimate(nn.Cell):
     def construct(self, gain, inverse_scale, fresh):
         gains = over(ops.partial(self._gain, gain), self.layers)
         by_power = (1.0, inverse_scale, inverse_scale * inverse_scale)
-        if ops.isfinite(gains[0]):  # always, see the class's text
+        if ops.isfinite(gains[0]):  # always true; see the class's docstring
             averages = ops.partial(self._average, gains, by_power, fresh)
             gain = ops.depend(gain, over(averages, self.indices, self.powers, self.layer_of))
         return gain
 
     def _gain(self, gain, i):
-        return reshaped(entries_of(gain, i, 1), ())  # times one of shape (1,), MindSpore's CPU looks up every entry
+        return reshaped(entries_of(gain, i, 1), ())  # a scalar: on a CPU MindSpore broadcasts shape (1,) slowly
 
     def _average(self, gains, by_power, fresh, index, power, layer):
         estimate = self.estimates[index]

@@ -1,10 +1,9 @@
-"""Whether everything is finite, found by one kernel a tensor: a number that is not finite if an entry is not.
+"""The finite check of compiled graphs: one kernel per tensor gives a number that is not finite if an entry is not.
 
-    sum of x^2 / 2    MindSpore's L2Loss: on a CPU one quick kernel, which rounds to a few digits; on a GPU it takes
-                      4.2 ms for 512 x 4608 numbers (H100), half of a whole step of Momentum on ResNet-50
-    sum of x          ReduceSum: 0.05 ms there; on a CPU 3.6 ms where L2Loss takes 1.3 (docs/speed.md)
+    sum of x^2 / 2    MindSpore's L2Loss: faster than a sum on a CPU, to a few digits; very slow on a GPU
+    sum of x          ReduceSum (docs/speed.md compares the two)
 
-Numbers whose squares, or whose sum, overflow float32 count as not finite. The functions are for compiled graphs.
+Numbers whose squares, or whose sum, overflow float32 count as not finite.
 """
 
 from __future__ import annotations
@@ -31,39 +30,44 @@ def total(x):
     return _sum(_cast(x, ms.float32))
 
 
-def probe() -> Callable[[Any], Any]:
-    """What the current target does best of the two; asked for when a step is put together, not within a graph."""
+def finiteness_summary() -> Callable[[Any], Any]:
+    """Return the faster function for the current target: tensor -> one number, not finite if an entry is not.
+
+    Call it when a step is set up, not within a graph.
+    """
     return half_square if device.l2_loss_is_fast() else total
 
 
-def looker() -> Callable[[Any], Any]:
-    """In a graph: one number of a tuple of tensors, not finite if an entry of one of them is not."""
-    each = probe()
+def summary_of_all() -> Callable[[Any], Any]:
+    """Return a function for graphs: tuple of tensors -> one number, not finite if an entry of any tensor is not."""
+    each = finiteness_summary()
 
-    def look(values):
+    def summary(values):
         return ops.addn(over(each, values))
 
-    return look
+    return summary
 
 
 def checker() -> Callable[..., Any]:
-    """In a graph: (loss, whether all is finite), the gradients and the statistics.
+    """Return a function for graphs: (loss, gradients, statistics) -> (loss, finite, *gradients, *statistics).
 
-    Of these the blocks are looked at, every third: what stands beside finite ones is no larger.
+    Statistics come in threes (blocks, beside, uses), and only the blocks are checked: the scaled mean or low-rank part
+    of a factor is no larger than its blocks.
     """
-    look = looker()
+    summary = summary_of_all()
 
     def checked(loss, gradients, fresh):
-        found = _cast(loss, ms.float32) + look(gradients + fresh[::3]) * 0.0
-        return (in_one_thread(loss), ops.isfinite(found)) + gradients + fresh
+        all_entries = _cast(loss, ms.float32) + summary(gradients + fresh[::3]) * 0.0
+        return (in_one_thread(loss), ops.isfinite(all_entries)) + gradients + fresh
 
     return checked
 
 
 def in_one_thread(loss):
-    """The loss as it is, behind a branch, for speed alone.
+    """The loss, unchanged, behind a branch that is only for speed.
 
-    MindSpore 2.10 spreads a graph without one over threads of a CPU, where products slow each other (docs/speed.md).
+    MindSpore's CPU runtime runs the kernels of a graph without a branch in several threads, where matrix products slow
+    each other down (docs/speed.md).
     """
     if ops.isfinite(loss):
         loss = loss + 0.0 * loss

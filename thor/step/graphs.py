@@ -1,13 +1,17 @@
 """The compiled functions of a training step, each built when it is first called.
 
-    plain               backward + precondition + update, one function
-    curvature           backward with factors; average: into the running averages; apply: precondition + update
-    add                 backward of a micro-batch, added up; finish: means of the sums + precondition + update
-    add_curvature       the same with factors; finish_curvature: means of the sums, then average and apply as above
-    clear               zero the sums
+    plain               backward + precondition + update
+    curvature           backward with factors, followed by
+      average             fresh statistics into the running averages
+      apply               precondition + update
+    clear               set the sums over micro-batches to zero
+    add                 backward of a micro-batch, added to the sums
+    finish              means of the sums + precondition + update
+    add_curvature       backward of a micro-batch with factors, added to the sums
+    finish_curvature    means of the sums, followed by average and apply
 
-No graph holds a decision of the trace rule: the host calls one function or another. Every function takes its tensors
-one by one, never as a tuple.
+No graph contains a decision of the trace rule: the host decides which functions it calls. Every function takes its
+tensors as separate arguments, never as a tuple.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ from thor.curvature.layer import Layer
 from thor.distributed.ranks import Ranks
 from thor.distributed.reduce import Means, unreduced
 from thor.runtime import device
-from thor.step.accumulation import Accumulators, Adder, Clearer, Values
+from thor.step.accumulation import Accumulators, Adder, Clearer, ScaledSums
 from thor.step.estimate import Estimate
 from thor.step.finite_check import checker, in_one_thread
 from thor.step.loss_scaling import scaling
@@ -31,12 +35,12 @@ from thor.step.update import Update
 
 Compiled = Callable[..., Any]
 
-#: Functions that differentiate by the factors of the layers in the curvature graph.
+#: Functions whose gradients include the factors of the layers in the curvature graph.
 CURVATURE_GRAPHS = ("curvature", "add_curvature", "finish_curvature")
 #: Functions that are built anew when layers leave the curvature graph.
 OF_ACTIVE_LAYERS = (*CURVATURE_GRAPHS, "average")
-#: Stopped layers leave the curvature graph once this share of all layers' cost has stopped since it was last compiled,
-#: so that a run compiles it five times at the most.
+#: Layers that have stopped since the curvature graph was compiled leave it once their cost is this share of all layers'
+#: cost, so that a run compiles the graph at most five times.
 RECOMPILE_SHARE = 0.25
 
 
@@ -47,15 +51,16 @@ class StepGraphs:
         forward: ``forward(*inputs)``, the loss of a batch.
         layers: all captured layers.
         update: preconditions gradients and moves the weights.
-        ranks: of a data-parallel job; None for one process.
-        sums: of micro-batches; None where each batch is a step.
+        ranks: the ranks of a data-parallel job; None for one process.
+        sums: sums over micro-batches; None if each batch is a step.
         jit: False runs everything operator by operator.
 
     Attributes:
         in_graph: indices of the layers in the curvature graph.
-        scaled: whether the loss is scaled.
-        built: functions compiled so far, and of these ``curvature_built`` with factors.
-        message_bytes: of the means over ranks, by kind of step.
+        scaled: True if the loss is scaled.
+        built: number of functions compiled so far.
+        curvature_built: number of those with factors.
+        message_bytes: bytes that the means over ranks send, by kind of step.
     """
 
     def __init__(
@@ -71,7 +76,7 @@ class StepGraphs:
         self.message_bytes: dict[str, int] = {}
         self._functions: dict[str, Compiled] = {}
 
-    # -- what is compiled ------------------------------------------------------------------------------------------
+    # -- the cache of compiled functions ---------------------------------------------------------------------------
 
     @property
     def empty(self) -> bool:
@@ -79,11 +84,11 @@ class StepGraphs:
         return not self._functions
 
     def clear(self) -> None:
-        """Forget all functions; each is compiled anew when it is next called."""
+        """Forget all functions; each is compiled again when it is next called."""
         self._functions.clear()
 
     def drop_stopped(self, active: Sequence[int]) -> None:
-        """Leave layers that are not ``active`` out of the curvature graph, once enough of the cost has stopped."""
+        """Remove the layers that are not ``active`` from the curvature graph if their cost is ``RECOMPILE_SHARE``."""
         stopped = sum(self.layers[i].cost for i in self.in_graph if i not in active)
         if stopped >= RECOMPILE_SHARE * sum(layer.cost for layer in self.layers):
             self.in_graph = [i for i in self.in_graph if i in active]
@@ -92,7 +97,7 @@ class StepGraphs:
 
     def _function(self, name: str, build: Callable[[], Compiled]) -> Compiled:
         if name not in self._functions:
-            device.trim_memory()  # of what compiling the graph before has left
+            device.trim_memory()  # that compiling the previous graph has left
             self.curvature_built += name in CURVATURE_GRAPHS
             self.built += self.jit
             self._functions[name] = ms.jit(build()) if self.jit else build()
@@ -101,25 +106,25 @@ class StepGraphs:
     # -- the functions ---------------------------------------------------------------------------------------------
 
     def plain(self, scale: Tensor | None, *inputs: Any) -> tuple[Tensor, Tensor]:
-        """A whole step without curvature: (loss, whether it was finite and is done)."""
+        """A complete step without curvature: (loss, whether the step was finite and the weights have moved)."""
         return self._function("plain", self._build_plain)(scale, *inputs)
 
     def curvature(self, scale: Tensor | None, *inputs: Any) -> tuple[Tensor, ...]:
-        """The backward pass with factors: (loss, whether all is finite, gradients, statistics)."""
+        """The backward pass with factors: (loss, whether everything is finite, *gradients, *statistics)."""
         curvature = self._function("curvature", self._build_curvature)
         with self._open_ports():
             return curvature(scale, *inputs)
 
     def average(self, scale: Tensor | None, gain: Tensor, *statistics: Tensor) -> None:
-        """Take fresh statistics into the running averages."""
+        """Update the running averages with fresh statistics."""
         self._function("average", self._build_average)(scale, gain, *statistics)
 
     def apply(self, loss: Tensor, *gradients: Tensor) -> tuple[Tensor, Tensor]:
-        """Precondition gradients and move the weights: (loss, whether the step was finite and is done)."""
+        """Precondition gradients and update: (loss, whether the step was finite and the weights have moved)."""
         return self._function("apply", self._build_apply)(loss, *gradients)
 
     def add(self, gathering: bool, scale: Tensor | None, *inputs: Any) -> Tensor:
-        """The backward pass of a micro-batch, with factors if ``gathering``, added to the sums: the loss."""
+        """Add the gradients of a micro-batch, with factors if ``gathering``, to the sums, and return its loss."""
         if not gathering:
             return self._function("add", self._build_add)(scale, *inputs)
         add = self._function("add_curvature", self._build_add_curvature)
@@ -127,20 +132,20 @@ class StepGraphs:
             return add(scale, *inputs)
 
     def finish(self, scale: Tensor | None) -> tuple[Tensor, Tensor]:
-        """As :meth:`plain`, by the sums of the micro-batches."""
+        """As :meth:`plain`, from the sums over the micro-batches."""
         return self._function("finish", self._build_finish)(scale)
 
     def finish_curvature(self, scale: Tensor | None) -> tuple[Tensor, ...]:
-        """As :meth:`curvature`, by the sums of the micro-batches."""
+        """As :meth:`curvature`, from the sums over the micro-batches."""
         return self._function("finish_curvature", self._build_finish_curvature)(scale)
 
     def clear_sums(self) -> None:
-        """Zero the sums of the micro-batches."""
+        """Set the sums over the micro-batches to zero."""
         self._function("clear", self._build_clear)()
 
     @contextmanager
     def _open_ports(self) -> Iterator[None]:
-        """Let taps gather: a port is read when a graph is compiled, and at every call where nothing is compiled."""
+        """Let taps gather factors. ``port.active`` is read when a graph is compiled, and without jit at every call."""
         ports = [port for layer in self.layers for port in layer.ports]
         for port in ports:
             port.active = True
@@ -150,7 +155,7 @@ class StepGraphs:
             for port in ports:
                 port.active = False
 
-    # -- how they are built ----------------------------------------------------------------------------------------
+    # -- builders of the functions ---------------------------------------------------------------------------------
 
     def _build_plain(self) -> Compiled:
         differentiate = self._differentiate(self.weights)
@@ -215,7 +220,7 @@ class StepGraphs:
         return add
 
     def _build_finish(self) -> Compiled:
-        sums, update = Values(list(self._sums.gradients), self._sums.loss, self.weights), self.update
+        sums, update = ScaledSums(list(self._sums.gradients), self._sums.loss, self.weights), self.update
         _, inverse, down = scaling(self.scaled)
         share, mean = 1.0 / self._sums.accumulate, self._mean_over_ranks("plain", self.weights)
 
@@ -227,7 +232,7 @@ class StepGraphs:
         return finish
 
     def _build_finish_curvature(self) -> Compiled:
-        sums = Values(self._sums_in_graph(), self._sums.loss, self._variables())
+        sums = ScaledSums(self._sums_in_graph(), self._sums.loss, self._variables())
         (_, inverse, down), count, checked = scaling(self.scaled), len(self.weights), checker()
         share, mean = 1.0 / self._sums.accumulate, self._mean_over_ranks("curvature", self._variables())
 
@@ -246,7 +251,7 @@ class StepGraphs:
 
         return clear
 
-    # -- what they are built of ------------------------------------------------------------------------------------
+    # -- parts that the builders share -----------------------------------------------------------------------------
 
     @property
     def _sums(self) -> Accumulators:
@@ -254,11 +259,11 @@ class StepGraphs:
         return self.sums
 
     def _variables(self) -> list[Parameter]:
-        """What a curvature graph differentiates by: the weights, then the ports' Parameters of its layers."""
+        """The variables of a curvature graph's gradients: the weights, then the port Parameters of its layers."""
         return [*self.weights, *(p for i in self.in_graph for p in self.layers[i].port_parameters)]
 
     def _sums_in_graph(self) -> list[Parameter]:
-        """The accumulators of :meth:`_variables`."""
+        """The sums of the gradients by :meth:`_variables`."""
         per = len(self.layers[0].port_parameters)
         statistics = [self._sums.statistics[i * per + j] for i in self.in_graph for j in range(per)]
         return [*self._sums.gradients, *statistics]
@@ -273,7 +278,7 @@ class StepGraphs:
         return ms.value_and_grad(scaled_loss, None, variables)
 
     def _mean_over_ranks(self, kind: str, variables: Sequence[Parameter]) -> Compiled:
-        """(loss, gradients by ``variables``) averaged over the ranks, each counting by the examples of its inputs."""
+        """``(loss, gradients, inputs)`` -> means of (loss, gradients) over ranks, weighted by their examples."""
         if self.ranks is None:
             return unreduced
         blocks = {id(f.blocks) for y in self.layers for f in (y.a, y.g)}

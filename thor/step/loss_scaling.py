@@ -1,4 +1,4 @@
-"""What a compiled graph does with the loss scale."""
+"""Loss scaling in compiled graphs."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from thor.runtime.graph_ops import over, times
 
 
 def scaling(scaled):
-    """In a graph: a loss times the scale, 1 / scale, and a tuple times that; nothing of it where no loss is scaled."""
+    """Functions for graphs: ``up`` scales a loss, ``inverse`` is 1 / scale, ``down`` multiplies a tuple by a factor.
+
+    If the loss is not ``scaled``, they change no value.
+    """
 
     def up(loss, scale):
         if scaled:
             return loss * scale[0]
         if loss.dtype == ms.float16 or loss.dtype == ms.bfloat16:
-            return loss.astype(ms.float32)  # as a scaled one
+            return loss.astype(ms.float32)  # the type of a scaled loss
         return loss
 
     def inverse(scale):

@@ -1,7 +1,7 @@
-"""Where the values lie that compiled graphs read, and whether they still lie there.
+"""Detection of Parameters that got new storage, which compiled graphs do not read.
 
 A compiled graph goes on reading the storage that it was compiled with. ``load_param_into_net`` and ``set_data`` give a
-Parameter new storage, and the graph would silently go on with the old values.
+Parameter new storage, and the graph would silently use the old values.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from thor.runtime.parameters import addresses
 
 
 class StorageWatch:
-    """The storage of some Parameters, as it was when it was last noted."""
+    """Compares the storage of some Parameters with their storage at the last :meth:`note`."""
 
     def __init__(self, parameters: Iterable[Parameter]):
         self.parameters = list(parameters)
@@ -35,5 +35,5 @@ class StorageWatch:
         self._noted = addresses(self.parameters)
 
     def forget(self) -> None:
-        """Nothing is noted any more."""
+        """Forget the noted storage."""
         self._noted = []

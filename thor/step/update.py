@@ -13,21 +13,21 @@ from thor.curvature.layer import Layer
 from thor.distributed.ranks import Ranks
 from thor.distributed.reduce import Sums
 from thor.runtime.graph_ops import dot, entry, nested_entry, over, times
-from thor.step.finite_check import probe
+from thor.step.finite_check import finiteness_summary
 
 _cast = ops.Cast()
 
 
 @dataclass(frozen=True)
 class WeightPlace:
-    """Where the move of one weight comes from.
+    """The source of one weight's move.
 
     Attributes:
-        layer: index of the captured layer that makes its direction; the number of layers if the weight takes the plain
-            gradient.
-        part: 0 for a layer's weight, 1 for its bias; of plain gradients the place among them.
-        rate: index of its learning rate where groups have rates of their own.
-        decay: decoupled weight decay, w <- (1 - rate decay) w before the step.
+        layer: index of the captured layer that the weight belongs to; the number of layers if the weight takes the
+            plain gradient.
+        part: 0 for a layer's weight, 1 for its bias; for a plain gradient, its index among the plain gradients.
+        rate: index of the weight's learning rate if groups have different rates.
+        decay: decoupled weight decay, w <- (1 - lr decay) w before the step.
     """
 
     layer: int
@@ -40,33 +40,35 @@ def weight_places(
     weights: Sequence[Parameter], layers: Sequence[Layer], decays: Sequence[float]
 ) -> tuple[WeightPlace, ...]:
     """The place of each weight, in the order of the inner optimizer."""
-    made = {
+    place_of = {
         id(w): (i, part) for i, y in enumerate(layers) for part, w in enumerate((y.weight, y.bias)) if w is not None
     }
-    plain = [id(w) for w in weights if id(w) not in made]
-    made |= {weight: (len(layers), part) for part, weight in enumerate(plain)}
-    return tuple(WeightPlace(*made[id(w)], rate, decays[rate]) for rate, w in enumerate(weights))
+    plain = [id(w) for w in weights if id(w) not in place_of]
+    place_of |= {weight: (len(layers), part) for part, weight in enumerate(plain)}
+    return tuple(WeightPlace(*place_of[id(w)], rate, decays[rate]) for rate, w in enumerate(weights))
 
 
 class Update(nn.Cell):
     """Precondition the captured gradients, limit the step, and let the inner optimizer move the weights.
 
-    With ``clip``, the captured directions are scaled by min(1, sqrt(clip / sum lr^2 <g, d>)): the step's size in the
-    norm of the curvature, twice its KL divergence to second order, stays below ``clip`` (Ba, Grosse & Martens 2017).
+    With ``clip``, the captured directions are scaled by min(1, sqrt(clip / sum lr^2 <g, d>)). The step's squared length
+    in the norm of the curvature, which is twice its KL divergence to second order, then stays below ``clip`` (Ba,
+    Grosse & Martens 2017).
 
-    With ``clip_each``, each weight's gradient is first scaled to at most that norm. In a data-parallel job whose ranks
-    hold some layers' inverses only, each rank preconditions those, and the directions are summed over a row of ranks:
-    one of them has the layer's direction, the others add zeros.
+    With ``clip_each``, each weight's gradient is first scaled to at most that norm.
 
     ``decays``, one for each of the inner optimizer's weights, are decoupled: w <- (1 - lr decay) w before the step.
 
-    One number tells whether everything is finite: the sum of all <gradient, direction>, or without ``clip`` the sum of
-    the probes (finite_check.py) of directions, for no inverse makes a finite direction of a gradient that is not
-    finite. If it is not finite, nothing moves. The branch on it also keeps MindSpore's CPU runtime from spreading the
-    backward products over threads, where they slow each other down.
+    If the ranks of a data-parallel job hold the inverses of some layers only, each rank preconditions these layers, and
+    the directions are summed over a row of ranks. One rank of the row adds a layer's direction, the others add zeros.
 
-    Up to that branch a layer's direction stays the one matrix of weight and bias that it was made as: tensors that were
-    cut or reshaped are copied where a graph ends, as it does before a branch, by a kernel each.
+    One number tells whether everything is finite: with ``clip`` the sum of all <gradient, direction>, else the sum of
+    the directions' finiteness summaries (finite_check.py). The latter suffices, because a non-finite gradient never
+    gives a finite direction. If the number is not finite, nothing moves. The branch on it also keeps MindSpore's CPU
+    runtime from running the products of the backward pass in several threads, where they slow each other down.
+
+    Before that branch a layer's direction stays one matrix of weight and bias. MindSpore ends a graph at a branch, and
+    copies each tensor that was cut or reshaped before with a kernel of its own.
     """
 
     def __init__(
@@ -75,7 +77,7 @@ class Update(nn.Cell):
     ):  # fmt: skip
         super().__init__(auto_prefix=False)
         no_more_parameters(inner, decays)
-        self.inner, self.look = inner, probe()
+        self.inner, self.summary = inner, finiteness_summary()
         self.weights, self.decays = inner.parameters, decays
         self.layers = tuple(range(len(layers)))
         caches = [layer.caches for layer in layers]
@@ -90,91 +92,91 @@ class Update(nn.Cell):
         captured = tuple(at for at, place in enumerate(places) if place.layer < len(layers))
         self.others = tuple(at for at, place in enumerate(places) if place.layer == len(layers))
         self.decayed = tuple(at for at, place in enumerate(places) if place.decay)
-        #: (layer, part) of every weight's move, and of the captured weights' alone
+        #: (layer, part) of every weight's move, and of the captured weights' moves
         self.sources = tuple((place.layer, place.part) for place in places)
         self.captured_sources = tuple(self.sources[at] for at in captured)
         #: indices of a layer's weight, or of its weight and bias: among all weights, and among the captured ones
         self.weights_at = tuple(tuple(at for _, at in sorted(_parts_of(i, places))) for i in self.layers)
         self.sums_at = tuple(tuple(captured.index(at) for at in each) for each in self.weights_at)
         self.across = self._sums_over_row(ranks, captured)
-        # a direction stays one matrix, unless weight and bias go their own ways: to other ranks, at rates of their own,
-        # or to float16, where a direction may overflow that did not in float32
-        halves = any(layer.weight.dtype == ms.float16 for layer in layers)
-        self.by_weight = self.across is not None or halves or (self.clip > 0 and self.group_rates)
-        apart = [self.by_weight or layer.a.bias_inverse is not None for layer in layers]
-        #: (layer, part) of all matrices that are made, and the index of each one's learning rate
+        # a direction stays one matrix unless weight and bias are treated separately: sent to other ranks, moved at
+        # different rates, or cast to float16, where a direction may overflow that is finite in float32
+        float16 = any(layer.weight.dtype == ms.float16 for layer in layers)
+        self.by_weight = self.across is not None or float16 or (self.clip > 0 and self.group_rates)
+        two_matrices = [self.by_weight or layer.a.bias_inverse is not None for layer in layers]
+        #: (layer, part) of all matrices of directions, and the index of the learning rate of each
         self.parts = tuple((i, 0) for i in self.layers)
-        self.parts += tuple((i, 1) for i in self.layers if len(self.weights_at[i]) == 2 and apart[i])
+        self.parts += tuple((i, 1) for i in self.layers if len(self.weights_at[i]) == 2 and two_matrices[i])
         self.rates_at = tuple(places[self.weights_at[i][part]].rate for i, part in self.parts)
 
     def _sums_over_row(self, ranks: Ranks | None, captured: tuple[int, ...]) -> Sums | None:
-        """How ranks hand each other directions; None where each computes all of them."""
+        """The sums of directions over a row of ranks; None if each rank computes all directions."""
         if ranks is None or ranks.row is None:
             return None
         shapes = [self.weights[at].shape for at in captured]
         return Sums(shapes, [False] * len(shapes), ranks.sharing.fusion, ranks.row)
 
     def construct(self, loss, gradients):
-        """(loss, whether the step was finite and done) for unscaled gradients in the inner optimizer's order."""
+        """(loss, whether the step was finite and done), for unscaled gradients in the inner optimizer's order."""
         if self.clip_each > 0:
             gradients = over(ops.partial(clipped, self.clip_each), gradients)
-        mine = over(ops.partial(self._gradients_of, gradients), self.weights_at)
-        given = over(self._matrices, mine, self.layers)
-        made = over(self._directions, given, self.caches_at, self.layers)
+        by_layer = over(ops.partial(self._gradients_of, gradients), self.weights_at)
+        matrices = over(self._matrices, by_layer, self.layers)
+        directions = over(self._directions, matrices, self.caches_at, self.layers)
         if self.by_weight:
-            given, made = mine, over(self._cut, made, mine, self.layers)
+            matrices, directions = by_layer, over(self._cut, directions, by_layer, self.layers)
         if self.across is not None:
-            sums = self.across(over(ops.partial(nested_entry, made), self.captured_sources), 1.0)
-            made = over(ops.partial(self._from_row, sums), mine, self.sums_at)
+            sums = self.across(over(ops.partial(nested_entry, directions), self.captured_sources), 1.0)
+            directions = over(ops.partial(self._from_row, sums), by_layer, self.sums_at)
         others = over(ops.partial(entry, gradients), self.others)
-        products = over(ops.partial(self._product, given, made), self.parts)
-        total = _cast(loss, ms.float32) + ops.addn(products + over(self.look, others))
+        products = over(ops.partial(self._product, matrices, directions), self.parts)
+        total = _cast(loss, ms.float32) + ops.addn(products + over(self.summary, others))
         if self.clip > 0:
-            made = over(ops.partial(over, ops.partial(times, self._limit(products))), made)
+            directions = over(ops.partial(over, ops.partial(times, self._limit(products))), directions)
         finite = ops.isfinite(total)
         if finite:
             for i in self.decayed:
                 ops.assign(self.weights[i], self.weights[i] * (1.0 - self._rate(i) * self.decays[i]))
-            cut = made
-            if not self.by_weight:  # what is cut may not be cut again: MindSpore gives a direction no shape then
-                cut = over(self._cut, made, mine, self.layers)
+            cut = directions
+            if not self.by_weight:  # a second cut would leave MindSpore without a direction's shape
+                cut = over(self._cut, directions, by_layer, self.layers)
             moves = over(ops.partial(nested_entry, cut + (others,)), self.sources)
             loss = ops.depend(loss, self.inner(moves))
         return loss, finite
 
     def _gradients_of(self, gradients, at):
-        """(of the weight,) or (of the weight, of the bias) of a layer."""
+        """A layer's gradients: (weight's,) or (weight's, bias's)."""
         return over(ops.partial(entry, gradients), at)
 
-    def _matrices(self, mine, i):
-        return self.directions[i].matrices(mine)
+    def _matrices(self, gradients, i):
+        return self.directions[i].matrices(gradients)
 
     def _directions(self, matrices, at, i):
         return self.directions[i](matrices, over(ops.partial(entry, self.caches), at))
 
-    def _cut(self, made, mine, i):
-        return self.directions[i].cut(made, mine)
+    def _cut(self, directions, gradients, i):
+        return self.directions[i].cut(directions, gradients)
 
-    def _from_row(self, sums, mine, at):
-        """The directions of a layer, from the rank of this row that has its inverses."""
-        return over(ops.partial(self._typed, sums), mine, at)
+    def _from_row(self, sums, gradients, at):
+        """The directions of a layer, from the sums over this row of ranks."""
+        return over(ops.partial(self._typed, sums), gradients, at)
 
     def _typed(self, sums, gradient, at):
         return _cast(sums[at], gradient.dtype)
 
-    def _product(self, given, made, place):
+    def _product(self, gradients, directions, place):
         if self.clip > 0:
-            return dot(nested_entry(given, place), nested_entry(made, place))
-        return self.look(nested_entry(made, place))  # to find what is not finite, one matrix is read and not two
+            return dot(nested_entry(gradients, place), nested_entry(directions, place))
+        return self.summary(nested_entry(directions, place))  # reads one matrix, not two
 
     def _limit(self, products):
-        """min(1, sqrt(clip / sum lr^2 <g, d>)) over what layers make."""
+        """The factor min(1, sqrt(clip / sum lr^2 <g, d>)), with the sum over captured layers."""
         rate = self.inner.get_lr()
         if self.group_rates:
             curvature = ops.addn(over(ops.partial(self._share_of_curvature, rate), products, self.rates_at))
         else:
             curvature = rate * rate * ops.addn(products)
-        return ops.minimum(ops.sqrt(self.clip / (ops.relu(curvature) + 1e-30)), 1.0)  # rounding may go below 0
+        return ops.minimum(ops.sqrt(self.clip / (ops.relu(curvature) + 1e-30)), 1.0)  # rounding may give < 0
 
     def _share_of_curvature(self, rates, product, at):
         return rates[at] * rates[at] * product
@@ -187,17 +189,17 @@ class Update(nn.Cell):
 
 
 def _parts_of(layer: int, places: Sequence[WeightPlace]) -> list[tuple[int, int]]:
-    """(part, index of the weight) of the weights that one layer moves."""
+    """(part, index of the weight) of each weight of one captured layer."""
     return [(place.part, at) for at, place in enumerate(places) if place.layer == layer]
 
 
 def no_more_parameters(inner: nn.Optimizer, decays: tuple[float, ...]) -> None:
-    """Refuse an optimizer that was given Parameters (Adafactor's ``add_param_group``) after THOR had read them."""
+    """Raise ValueError if ``inner`` got Parameters after THOR was built, as by Adafactor's ``add_param_group``."""
     if len(inner.parameters) != len(decays):
         raise ValueError("inner was given more Parameters since THOR was made of it: give it all of them before")
 
 
 def clipped(limit, gradient):
-    """The gradient, scaled to at most that norm."""
-    norm = ops.sqrt(dot(gradient, gradient))  # if infinite, 0 times infinity is found to be no number
+    """The gradient, scaled to a norm of at most ``limit``."""
+    norm = ops.sqrt(dot(gradient, gradient))  # if infinite, 0 times infinity is NaN and the step not finite
     return times(ops.minimum(limit / (norm + 1e-12), 1.0), gradient)

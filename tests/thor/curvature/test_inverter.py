@@ -5,7 +5,7 @@ import pytest
 from mindspore import Tensor
 
 from tests.support import reference
-from thor.curvature.factor import Factor, directions
+from thor.curvature.factor import Factor, low_rank_part
 from thor.curvature.inverter import Inverter, Job
 from thor.factors.blocks import BlockPlan
 
@@ -101,7 +101,7 @@ def test_woodbury_equals_the_dense_inverse_with_every_method(split, method, acro
 def test_what_remains_for_the_blocks_is_positive_semi_definite(split, seed):
     made, x = factor(split), rows(seed)
     observe(made, x)
-    u = directions(made)[0]
+    u = low_rank_part(made)[0]
     whole = np.zeros((made.cut.padded, made.cut.padded))
     whole[:DIM, :DIM] = second_moment(x)
     assert np.linalg.eigvalsh(whole - u.T @ u)[0] > -1e-5  # not only its blocks
@@ -118,7 +118,7 @@ def test_the_mean_of_a_layer_used_twice_leaves_the_rest_positive_semi_definite()
     made.beside.set_data(made.beside * 2)
     made.uses.set_data(tensor([2.0]))
     matrix = second_moment(x) + second_moment(z)
-    u = directions(made)[0, :, :DIM]
+    u = low_rank_part(made)[0, :, :DIM]
     assert np.linalg.eigvalsh(matrix - u.T @ u)[0] > -1e-5
     naive = x.mean(0) + z.mean(0)
     assert np.linalg.eigvalsh(matrix - np.outer(naive, naive))[0] < -1
@@ -173,7 +173,7 @@ def test_the_tracked_subspace_turns_to_the_strongest_directions():
     errors = []
     for _ in range(5):
         observe(made, x)  # the last batch alone: factor_decay 0
-        u = directions(made)[0, :, :DIM]
+        u = low_rank_part(made)[0, :, :DIM]
         errors.append(np.linalg.norm(u.T @ u - best))
         refresh(made)
     assert errors[0] > 0.1
@@ -190,7 +190,7 @@ def test_turning_the_subspace_keeps_an_averaged_estimate_consistent(share):
         q = made.probe.asnumpy()[0]
         np.testing.assert_allclose(q.T @ q, np.eye(3), atol=1e-5)
         observe(made, rows(seed), share)
-        u = directions(made)[0]
+        u = low_rank_part(made)[0]
         parts = u.reshape(3, made.cut.count, made.cut.size).transpose(1, 2, 0)
         for block, part in zip(made.blocks.asnumpy()[0], parts, strict=True):
             assert np.linalg.eigvalsh(block - part @ part.T)[0] > -1e-4
@@ -201,7 +201,7 @@ def test_directions_without_weight_are_dropped():
     made = factor("block+rank", rank=3)
     x = np.tile(np.linspace(1, 2, DIM), (ROWS, 1))
     observe(made, x)
-    u = directions(made)[0, :, :DIM]
+    u = low_rank_part(made)[0, :, :DIM]
     assert np.isfinite(u).all()
     np.testing.assert_allclose(u.T @ u, second_moment(x), rtol=1e-3)
     refresh(made)

@@ -9,15 +9,15 @@ from tests.support.networks import Mlp, batch, make, values
 from thor.runtime import device
 from thor.step import finite_check
 
-LOOKS = {"squares": finite_check.half_square, "sum": finite_check.total}
+SUMMARIES = {"squares": finite_check.half_square, "sum": finite_check.total}
 BAD = {"nan": [np.nan], "inf": [np.inf], "-inf": [-np.inf], "inf and -inf": [np.inf, -np.inf]}
 
 
 @pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "operator by operator"])
 @pytest.mark.parametrize("dtype", [ms.float32, ms.float16], ids=str)
-@pytest.mark.parametrize("look", LOOKS)
-def test_a_look_is_finite_if_and_only_if_every_entry_is(look, dtype, compiled):
-    function = ms.jit(LOOKS[look]) if compiled else LOOKS[look]
+@pytest.mark.parametrize("summary", SUMMARIES)
+def test_a_summary_is_finite_if_and_only_if_every_entry_is(summary, dtype, compiled):
+    function = ms.jit(SUMMARIES[summary]) if compiled else SUMMARIES[summary]
     for shape in ((1,), (7,), (3, 50), (2, 3, 4, 5)):
         good = np.random.default_rng(0).standard_normal(shape).astype(np.float32) * 100
         assert np.isfinite(function(Tensor(good).astype(dtype)).asnumpy())
@@ -28,18 +28,18 @@ def test_a_look_is_finite_if_and_only_if_every_entry_is(look, dtype, compiled):
                 assert not np.isfinite(function(Tensor(spoilt).astype(dtype)).asnumpy())
 
 
-@pytest.mark.parametrize("look", LOOKS)
-def test_the_half_precision_of_what_is_looked_at_does_not_bound_the_look(look):
+@pytest.mark.parametrize("summary", SUMMARIES)
+def test_the_half_precision_of_a_tensor_does_not_bound_its_summary(summary):
     """Float16 holds its largest number, and neither the sum of seven of them nor their squares."""
-    assert np.isfinite(LOOKS[look](Tensor(np.full(7, 65504, np.float16))).asnumpy())
+    assert np.isfinite(SUMMARIES[summary](Tensor(np.full(7, 65504, np.float16))).asnumpy())
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_a_training_is_the_same_bit_for_bit_whatever_kernel_looks(accumulate, monkeypatch):
+def test_a_training_is_the_same_bit_for_bit_with_either_kernel(accumulate, monkeypatch):
     found = []
     for quickly in (True, False):
         monkeypatch.setattr(device, "l2_loss_is_fast", lambda quickly=quickly: quickly)
-        assert finite_check.probe() is LOOKS["squares" if quickly else "sum"]
+        assert finite_check.finiteness_summary() is SUMMARIES["squares" if quickly else "sum"]
         net = Mlp()
         optimizer, step = make(net, momentum=0.9, interval=2, accumulate=accumulate)
         losses = []
