@@ -298,16 +298,11 @@ class THOR(nn.Cell):
         All ranks decide by rank 0's traces, because sums of the same numbers may differ in the last bit between
         processors.
         """
-        state, ranks, step = self.own_state, self.ranks, self.step
-        sent = 0 if ranks is None else ranks.bytes
-        traces = self.refresher.traces(indices)
-        if ranks is not None:
-            traces = ranks.of_first(traces)
-        fresh, table = state.by_layer(indices, traces.astype(np.float32)), state.table()
-        self.refresher.candidate(step, float(self.options.damping(step)), self.options.refresh, fresh, table)
-        state.write_table(table)
-        state.plan_refresh(int(self.options.interval(step)))
-        return 0 if ranks is None else ranks.bytes - sent
+        state, options, ranks, step = self.own_state, self.options, self.ranks, self.step
+        before, agree = (0, np.asarray) if ranks is None else (ranks.bytes, ranks.of_first)
+        self.refresher.candidate(indices, state, step, float(options.damping(step)), options.refresh, agree)
+        state.schedule_refresh(int(options.interval(step)))
+        return 0 if ranks is None else ranks.bytes - before
 
     def finished(self, finite: bool) -> bool:
         """Count the step and adjust the loss scale; returns True if ``max_bad_steps`` in a row were not finite."""

@@ -27,9 +27,9 @@ class OptimizerState(nn.Cell):
     plan            [bytes]      block plan and layers, see checkpoint.py                        made once
     curvature       by layer     estimates and cached inverses (curvature/factor.py)             Estimate; Job.commit
     step_count      [1] steps    steps done; skipped ones do not count                           count_step
-    next_refresh    [1] step     of the next candidate refresh                                   plan_refresh
-    next_gather     [1] step     of the next gathering of factors                                count_gathering
-    average_weight  [1]          sum of the weights in the running averages: bias correction     count_gathering
+    next_refresh    [1] step     of the next candidate refresh                                   schedule_refresh
+    next_gather     [1] step     of the next gathering of factors                                schedule_gathering
+    average_weight  [1]          sum of the weights in the running averages: bias correction     schedule_gathering
     status          [layers]     ACTIVE or STOPPED                                               write_table
     refreshes       [layers]     refreshes adopted                                               write_table
     kept            [layers]     candidates at which the inverse was kept                        write_table
@@ -99,12 +99,12 @@ class OptimizerState(nn.Cell):
         status = self.status.asnumpy()[list(indices)]
         return Tensor(np.where(status == ACTIVE, np.float32(1) / weight, 0).astype(np.float32)), weight
 
-    def count_gathering(self, weight: np.float32, interval: int) -> None:
+    def schedule_gathering(self, weight: np.float32, interval: int) -> None:
         """Store the running averages' new weight, and schedule the next gathering ``interval`` steps from now."""
         write(self.average_weight, weight)
         write(self.next_gather, self.step + interval)
 
-    def plan_refresh(self, interval: int) -> None:
+    def schedule_refresh(self, interval: int) -> None:
         """Schedule the next candidate refresh ``interval`` steps from now."""
         write(self.next_refresh, self.step + interval)
 
@@ -112,28 +112,19 @@ class OptimizerState(nn.Cell):
         """Count a finite step."""
         write(self.step_count, self.step + 1)
 
-    def by_layer(self, indices: Sequence[int], flat: np.ndarray) -> dict[int, np.ndarray]:
-        """Traces [2, copies] by layer, from an array of the traces of these layers, one layer after another."""
-        traces, first = {}, 0
-        for i in indices:
-            last = first + 2 * self.copies[i]
-            traces[i] = flat[first:last].reshape(2, -1)
-            first = last
-        return traces
-
     def table(self) -> LayerTable:
         """Host copies of the state that a candidate refresh reads and changes."""
         status, refreshes, kept, traces = (
             p.asnumpy().copy() for p in (self.status, self.refreshes, self.kept, self.traces)
         )
-        adopted = self.by_layer(range(len(self.copies)), traces)
-        return LayerTable(status, refreshes, kept, adopted, read(self.escalations))
+        parts = np.split(traces, 2 * np.cumsum(self.copies)[:-1])
+        return LayerTable(status, refreshes, kept, [part.reshape(2, -1) for part in parts], read(self.escalations))
 
     def write_table(self, table: LayerTable) -> None:
         """Store a table that a candidate refresh has changed."""
         for target, value in (
             (self.status, table.status), (self.refreshes, table.refreshes), (self.kept, table.kept),
-            (self.traces, np.concatenate([table.traces[i].reshape(-1) for i in range(len(self.copies))])),
+            (self.traces, np.concatenate([part.reshape(-1) for part in table.traces])),
         ):  # fmt: skip
             write(target, value)
         if table.escalations != read(self.escalations):

@@ -156,11 +156,11 @@ class TrainStep(nn.Cell):
 
     def _single_batch_step(self, gathering: bool, scale: Tensor | None, *inputs: Any) -> tuple[Tensor, bool]:
         if gathering:
-            return self._finish_curvature(scale, *self.step_graphs.curvature(scale, *inputs))
+            return self._refresh_and_apply(scale, *self.step_graphs.curvature(scale, *inputs))
         loss, finite = self.step_graphs.plain(scale, *inputs)
         return loss, bool(finite.asnumpy())
 
-    def _finish_curvature(
+    def _refresh_and_apply(
         self, scale: Tensor | None, loss: Tensor, finite: Tensor, *gradients: Tensor
     ) -> tuple[Tensor, bool]:
         """Average the fresh statistics, refresh if it is due, and move the weights; do nothing if not ``finite``.
@@ -173,7 +173,7 @@ class TrainStep(nn.Cell):
         state, options = optimizer.own_state, optimizer.options
         gain, weight = state.gain(graphs.in_graph, options.factor_decay)
         graphs.average(scale, gain, *gradients[count:])
-        state.count_gathering(weight, options.gather_interval(state.step))
+        state.schedule_gathering(weight, options.gather_interval(state.step))
         if state.refreshes_now:
             self._sent_by_refresh = optimizer.refresh(graphs.in_graph)
         loss, finite = graphs.apply(loss, *gradients[:count])
@@ -193,7 +193,7 @@ class TrainStep(nn.Cell):
         if done < self.accumulate:
             return loss, None
         if gathering:
-            return self._finish_curvature(scale, *graphs.finish_curvature(scale))
+            return self._refresh_and_apply(scale, *graphs.finish_curvature(scale))
         total, finite = graphs.finish(scale)
         return total, bool(finite.asnumpy())
 

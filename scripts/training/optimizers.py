@@ -227,6 +227,8 @@ def _optimizer(
         return first_order.Adam(
             weights, rates, own.beta1, own.beta2, own.epsilon, own.use_nesterov, weight_decay=own.weight_decay
         )
-    return first_order.Adafactor(
-        weights, rates, own.beta2_decay, (own.eps1, own.eps2), own.d, weight_decay=own.weight_decay
-    )
+    if name == "adafactor":
+        return first_order.Adafactor(
+            weights, rates, own.beta2_decay, (own.eps1, own.eps2), own.d, weight_decay=own.weight_decay
+        )
+    raise ValueError(f"optimizer = {name!r}: must be 'thor', 'adafactor', 'adam' or 'momentum'")

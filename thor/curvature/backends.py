@@ -83,7 +83,7 @@ class DeviceAlgebra:
         def newton_schulz(blocks, damping):
             return block_inverse.invert_by_newton_schulz(blocks, damping)
 
-        self._inverse = cholesky if method == "cholesky" else newton_schulz
+        self._inverse = {"cholesky": cholesky, "newton-schulz": newton_schulz}[method]
         self._careful = newton_schulz
 
     def blocks(self, factors: Sequence[Factor], us: Sequence[np.ndarray | None]) -> list[Tensor]:

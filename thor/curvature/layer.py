@@ -31,7 +31,9 @@ class Layer:
         self.a = Factor(f"{target.name}.a", a_cut, target.copies, diagonal=no_dense_a, held=held)
         self.g = Factor(f"{target.name}.g", g_cut, target.copies, diagonal=no_dense_g, held=held)
         # A of an embedding belongs to the rows of its table, A of any other layer to the columns of the weight
-        self.rows, self.columns = (self.a, self.g) if target.kind in ("embedding", "tied") else (self.g, self.a)
+        self.row_factor, self.column_factor = (
+            (self.a, self.g) if target.kind in ("embedding", "tied") else (self.g, self.a)
+        )
         #: True if only G is inverted, with all of the damping; A is 1 and stays so
         self.single = target.kind.startswith("norm")
         self.powers = _scale_powers(target.kind, g_cut)
@@ -57,14 +59,14 @@ class Layer:
     def caches(self) -> tuple[Parameter, ...]:
         """(inverse, s, t) of the factor of the weight's columns, then of its rows; A's bias_inverse if there is one."""
         bias = () if self.a.bias_inverse is None else (self.a.bias_inverse,)
-        return (*self.columns.cache[:3], *self.rows.cache[:3], *bias)
+        return (*self.column_factor.cache[:3], *self.row_factor.cache[:3], *bias)
 
     def direction(self) -> nn.Cell:
         """The Cell that preconditions this layer's gradients; layers of one form share it."""
         if not self.held:
             return shared(DirectionElsewhere)
         form = Form(tuple(self.weight.shape), self.weight.dtype, self.bias is not None, self.copies, self.positions,
-                    self.columns.cache_shapes, self.rows.cache_shapes)  # fmt: skip
+                    self.column_factor.cache_shapes, self.row_factor.cache_shapes)  # fmt: skip
         return shared(Direction, form)
 
     @property

@@ -8,8 +8,9 @@ A layer adopts the inverses of both its factors or keeps both old ones.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 
@@ -35,8 +36,18 @@ class LayerTable:
     status: np.ndarray
     refreshes: np.ndarray
     kept: np.ndarray
-    traces: dict[int, np.ndarray]
+    traces: list[np.ndarray]
     escalations: int
+
+
+class RefreshState(Protocol):
+    """Where the table is kept (:class:`thor.optimizer_state.OptimizerState`)."""
+
+    def table(self) -> LayerTable:
+        """A copy of the table, to be changed."""
+
+    def write_table(self, table: LayerTable) -> None:
+        """Store a changed table."""
 
 
 class Refresher:
@@ -47,14 +58,15 @@ class Refresher:
         self.history: list[RefreshRecord] = []
         self._reported: set[str] = set()  # layers that a warning has named as never called
 
-    def traces(self, indices: Sequence[int]) -> np.ndarray:
-        """The traces of these layers' estimates, one layer after another: of A's copies, then of G's."""
-        return np.concatenate([self.layers[i].traces() for i in indices])
-
     def candidate(
-        self, step: int, damping: float, rule: TraceRule, fresh: dict[int, np.ndarray], table: LayerTable
-    ) -> None:
-        """Make one candidate refresh and update ``table``; ``fresh`` maps layers' indices to traces [2, copies]."""
+        self, indices: Sequence[int], state: RefreshState, step: int, damping: float, rule: TraceRule,
+        agree: Callable[[np.ndarray], np.ndarray],
+    ) -> None:  # fmt: skip
+        """Make one candidate refresh of the layers ``indices``.
+
+        ``agree`` maps this rank's traces to those that all ranks decide by.
+        """
+        fresh, table = self._fresh_traces(indices, agree), state.table()
         active = [i for i in fresh if table.status[i] == ACTIVE]
         unused = [i for i in active if not self.layers[i].used]  # their factors are unknown; they keep their inverses
         self._report_unused([i for i in unused if not table.refreshes[i]], step)
@@ -72,7 +84,15 @@ class Refresher:
             else:
                 records[i] = replace(records[i], decision=Decision.KEEP)
         table.kept[[i for i, record in records.items() if record.decision is Decision.KEEP]] += 1
+        state.write_table(table)
         self.history += records.values()
+
+    def _fresh_traces(self, indices: Sequence[int], agree: Callable[[np.ndarray], np.ndarray]) -> dict[int, np.ndarray]:
+        """The traces [2, copies] of A and of G of each layer's estimates."""
+        own = [self.layers[i].traces() for i in indices]
+        agreed = agree(np.concatenate(own)).astype(np.float32)
+        parts = np.split(agreed, np.cumsum([len(part) for part in own])[:-1])
+        return {i: part.reshape(2, -1) for i, part in zip(indices, parts, strict=True)}
 
     def _decide(
         self, step: int, damping: float, rule: TraceRule, index: int, fresh: np.ndarray, table: LayerTable
