@@ -1,17 +1,13 @@
-"""What arguments must be: every message has the name, the value, what is allowed and, where it helps, what to do."""
+"""Checks of numbers and flags: a message has the name, the value, what is allowed and, where it helps, what to do.
+
+Nothing here imports MindSpore; :mod:`first_order.tensor_checks` has the checks of tensors.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from numbers import Real
 from typing import Any
-
-import mindspore as ms
-import numpy as np
-from mindspore import Parameter, Tensor, nn
-
-FLOATS = (ms.float16, ms.float32, ms.float64)
 
 
 def number(
@@ -36,74 +32,9 @@ def flag(name: str, value: Any) -> bool:
     return value
 
 
-def is_supplier(value: Any) -> bool:
-    """Whether a hyper-parameter is given as a Python function without arguments."""
-    return callable(value) and not isinstance(value, nn.Cell | Tensor)
-
-
-def as_tensor(name: str, value: Any, dtypes: tuple[Any, ...]) -> Tensor:
-    """A NumPy array or Tensor as a Tensor of one of ``dtypes``."""
-    if isinstance(value, np.ndarray | np.generic):
-        value = Tensor(np.ascontiguousarray(value).reshape(np.shape(value)))
-    if not isinstance(value, Tensor):
-        raise TypeError(f"{name} must be a Tensor or a NumPy array, but got {value!r} of type {type(value).__name__}")
-    if value.dtype not in dtypes:
-        allowed = ", ".join(str(dtype) for dtype in dtypes)
-        raise TypeError(f"{name} must be of type {allowed}, but got {value.dtype}")
-    return value
-
-
-def same_kind(**tensors: Tensor) -> None:
-    """Raise unless all have the first one's shape and type."""
-    (first, model), *others = tensors.items()
-    for name, tensor in others:
-        if tuple(tensor.shape) != tuple(model.shape):
-            raise ValueError(
-                f"{name} must have the shape of {first}, {tuple(model.shape)}, but got {tuple(tensor.shape)}"
-            )
-        if tensor.dtype != model.dtype:
-            raise TypeError(f"{name} must be of {first}'s type, {model.dtype}, but got {tensor.dtype}")
-
-
-def scalar_on_host(name: str, value: Any) -> float:
-    """A number given as such, as a NumPy value or as a Tensor of one element."""
-    if isinstance(value, Tensor | np.ndarray):
-        array = value.asnumpy() if isinstance(value, Tensor) else value
-        if array.size != 1:
-            raise ValueError(f"{name} must be one number, but got shape {array.shape}")
-        value = array.reshape(()).item()
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f"{name} must be a number or a Tensor of one, but got {value!r} of type {type(value).__name__}")
-    return float(value)
-
-
-def hyper(name: str, value: Any, low: float, high: float = math.inf) -> Any:
-    """A hyper-parameter of an update, checked and handed on as it came (a Tensor's value is checked too)."""
-    number(name, scalar_on_host(name, value), low, high)
-    return value
-
-
-def all_parameters(name: str, *values: Any) -> None:
-    """Raise unless each value is a Parameter, as what is written in place must be."""
-    for value in values:
-        if not isinstance(value, Parameter):
-            raise TypeError(f"{name} must be MindSpore Parameters where in_place=True, but got {type(value).__name__}")
-
-
 def at_least_0(name: str, value: Any) -> float:
     """A number from 0."""
     return number(name, value, 0.0)
-
-
-def supplier_of(name: str, value: Any, check: Callable[[str, Any], float]) -> Callable[[], float] | None:
-    """A checked version of a hyper-parameter's function; None for a plain number."""
-    if not is_supplier(value):
-        return None
-
-    def read() -> float:
-        return check(name, value())
-
-    return read
 
 
 def check_int(name: str, value: object, low: int, hint: str = "") -> int:
