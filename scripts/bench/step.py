@@ -41,7 +41,7 @@ from scripts.common.atomic_write import write_results
 from scripts.common.memory_use import peak_memory as own_peak
 from thor.distributed.reduce import mean_over_ranks
 from thor.runtime.parameters import write
-from thor.settings.options import gathered_every
+from thor.settings.gathering import gathered_every
 from thor.step.finite_check import looker
 
 NEVER = 2**31 - 1

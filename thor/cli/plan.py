@@ -16,7 +16,7 @@ from first_order.checks import check_int, number
 from thor.factors.blocks import SPLITS, BlockPlan
 from thor.profile.profile_file import Profile
 from thor.runtime.json_files import parse
-from thor.settings.options import GATHERS_PER_INTERVAL, gathered_every
+from thor.settings.gathering import GATHERS_PER_INTERVAL, gathered_every
 from thor.simulation import report
 from thor.simulation.network import Link, Network
 from thor.simulation.simulate import Estimate, Settings, simulate

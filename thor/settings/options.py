@@ -11,12 +11,11 @@ from thor.capture.targets import skip_patterns
 from thor.curvature.trace_rule import TraceRule
 from thor.factors.blocks import BlockPlan
 from thor.profile.profile_file import Profile, ProfileError
+from thor.settings.gathering import gathered_every
 from thor.settings.schedules import HostSchedule
 
 DEFAULT_BLOCK_SIZE = 128
 WEIGHT_DECAY_MODES = ("coupled", "decoupled")
-#: Of the steps between two refreshes, how many gather factors for the running average.
-GATHERS_PER_INTERVAL = 10
 
 
 @dataclass(frozen=True)
@@ -46,11 +45,6 @@ class Options:
         every = int(self.interval(step))
         # without an average only the last batch before a refresh counts
         return every if self.factor_decay == 0 else gathered_every(every)
-
-
-def gathered_every(interval: int) -> int:
-    """Steps from one gathering of factors to the next, for an average, unless told: a tenth of the interval."""
-    return max(1, interval // GATHERS_PER_INTERVAL)
 
 
 def block_plan(block_size: Any, split: str, rank: int) -> BlockPlan:
