@@ -16,7 +16,7 @@ from thor.cli.terminal import INTERRUPTED, _Bars, _clear_errors, _interruptible,
 from thor.profile import report
 from thor.profile.crossing import check_candidates, choose, read_curves
 from thor.profile.measure import Task, measure
-from thor.profile.profile_file import Profile, ProfileError
+from thor.profile.profile_file import Profile
 from thor.runtime import device
 from thor.runtime.errors import UserError, message_of
 from thor.runtime.memory import available_memory
@@ -161,8 +161,8 @@ def _to_go_on_from(out: Path | None, fresh: bool) -> Profile | None:
         return None
     try:
         found = Profile.load(out, partial=True)
-    except ProfileError as error:
-        raise ProfileError(f"{error} (give --fresh to overwrite it, or another --out)") from error
+    except ValueError as error:
+        raise ValueError(f"{error} (give --fresh to overwrite it, or another --out)") from error
     if found.complete:
         about = found.settings.get("network", "a network")
         raise UserError(

@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from thor.profile.profile_file import Profile, ProfileError
+from thor.profile.profile_file import Profile
 from thor.runtime.errors import UserError
 
 console = Console()
@@ -35,7 +35,6 @@ def _clear_errors() -> Iterator[None]:
         yield
     except (
         UserError,
-        ProfileError,
         ValueError,
         TypeError,
         MemoryError,

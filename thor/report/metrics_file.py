@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from thor.curvature.trace_rule import Decision
+from thor.runtime.errors import UserError
 from thor.runtime.json_files import parse
 
 Line = dict[str, Any]
@@ -16,10 +17,6 @@ DECISIONS = tuple(decision.name for decision in Decision)
 #: What is measured on the test set; a line with test_loss has one of the metrics.
 TEST_METRICS = ("test_accuracy", "test_error")
 SCORES = ("test_loss", *TEST_METRICS, "test_top5")
-
-
-class LinesError(ValueError):
-    """A metrics file that cannot be used: the line, what is wrong with it, and what to do."""
 
 
 def _is_number(value: Any) -> bool:
@@ -64,22 +61,22 @@ _NEEDED: dict[str, dict[str, Check]] = {
 
 
 def read_lines(path: Path) -> list[Line]:
-    """All complete lines; a :class:`LinesError` names the first one that is damaged."""
+    """All complete lines; a :class:`UserError` names the first one that is damaged."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise LinesError(f"{path}: cannot be read ({error})") from None
+        raise UserError(f"{path}: cannot be read ({error})") from None
     lines = []
     for number, line in enumerate(text.split("\n")[:-1], start=1):
         try:
             lines.append(parse(line))
         except ValueError as error:
             why = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
-            raise LinesError(f"{path}, line {number}: not JSON ({why}); correct or remove it") from None
+            raise UserError(f"{path}, line {number}: not JSON ({why}); correct or remove it") from None
     for number, found in enumerate(lines, start=1):
         wrong = _wrong_with(found)
         if wrong:
-            raise LinesError(f"{path}, line {number}: {wrong}; correct or remove the line")
+            raise UserError(f"{path}, line {number}: {wrong}; correct or remove the line")
     return lines
 
 

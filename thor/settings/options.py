@@ -10,7 +10,7 @@ from first_order.checks import check_int, flag, number
 from thor.capture.targets import skip_patterns
 from thor.curvature.trace_rule import TraceRule
 from thor.factors.blocks import BlockPlan
-from thor.profile.profile_file import Profile, ProfileError
+from thor.profile.profile_file import Profile
 from thor.settings.gathering import gathered_every
 from thor.settings.schedules import HostSchedule
 
@@ -62,12 +62,13 @@ def block_plan(block_size: Any, split: str, rank: int) -> BlockPlan:
         return block_size
     if isinstance(block_size, (str, os.PathLike)):
         try:
-            return Profile.load(os.fspath(block_size)).plan(split=split, rank=rank)
-        except ProfileError as error:
-            raise ProfileError(
+            profile = Profile.load(os.fspath(block_size))
+        except ValueError as error:
+            raise ValueError(
                 f"block_size must be an int, 'auto', the path of a profile or a thor.BlockPlan, "
                 f"but got {block_size!r}: {error}"
             ) from error
+        return profile.plan(split=split, rank=rank)
     if isinstance(block_size, bool) or not isinstance(block_size, int):
         raise TypeError(
             f"block_size must be an int of at least 1, 'auto', the path of a profile or a thor.BlockPlan, "

@@ -30,10 +30,6 @@ CHOICES = ("auto", *ALGORITHMS)
 FORMAT = "thor-network"
 
 
-class NetworkError(ValueError):
-    """A file of measured collectives that cannot be used, and why."""
-
-
 def hops_and_volume(collective: str, ranks: int, algorithm: str) -> tuple[float, float]:
     """How many latencies one collective pays, and how often its bytes cross a link one after the other."""
     if collective not in COLLECTIVES:
@@ -124,17 +120,17 @@ class Network:
 
     @classmethod
     def load(cls, path: str | Path) -> Network:
-        """What ``scripts/bench/collectives.py`` wrote; a :class:`NetworkError` says what is wrong with it."""
+        """What ``scripts/bench/collectives.py`` wrote; a ValueError says what is wrong with it."""
         try:
             data = parse(Path(path).read_text(encoding="utf-8"))
         except FileNotFoundError:
-            raise NetworkError(
+            raise ValueError(
                 f"{path}: no such file; measure one with: python scripts/bench/collectives.py --out {path}"
             ) from None
         except (OSError, ValueError) as error:
-            raise NetworkError(f"{path}: cannot be read as JSON: {error}") from error
+            raise ValueError(f"{path}: cannot be read as JSON: {error}") from error
         if not isinstance(data, dict) or data.get("format") != FORMAT:
-            raise NetworkError(f"{path}: not measured collectives of thor (no format = {FORMAT!r})")
+            raise ValueError(f"{path}: not measured collectives of thor (no format = {FORMAT!r})")
         try:
             inside, outside = (
                 None if data[key] is None else {name: Link(**link) for name, link in data[key].items()}
@@ -144,4 +140,4 @@ class Network:
                 raise ValueError("links must be given")
             return cls(inside, outside, data["node"], data["algorithm"])
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            raise NetworkError(f"{path}: a part is missing or wrong: {type(error).__name__}: {error}") from error
+            raise ValueError(f"{path}: a part is missing or wrong: {type(error).__name__}: {error}") from error

@@ -286,7 +286,7 @@ def test_choose_takes_curves_from_elsewhere(tmp_path):
     assert thor("choose", path).stdout.startswith("block size 64: performance exceeds kept everywhere")
     path.write_text("dim,kept\n1,0.5\n")
     assert "needs a header with the columns dim, kept and time" in refused("choose", path)
-    assert "cannot be read" in refused("choose", tmp_path / "missing.csv")
+    assert "missing.csv: no such file" in refused("choose", tmp_path / "missing.csv")
 
 
 def test_the_profile_is_plain_json_with_every_raw_number(tmp_path):
