@@ -1,4 +1,7 @@
-"""``thor doctor``: gathers the facts about this machine, and shows the findings of :mod:`thor.cli.doctor_findings`."""
+"""``thor doctor``: gathers the facts about this machine, and shows the findings of :mod:`thor.cli.doctor_findings`.
+
+MindSpore takes long to import, therefore only functions that examine the machine import it, and what needs it.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +17,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
-import mindspore
 import numpy
 import typer
-from rich.console import Console
 
-from thor.cli import doctor_findings
+from thor.cli import arguments, doctor_findings
 from thor.cli.doctor_findings import Finding
-from thor.runtime import device
+from thor.cli.terminal import console, say
+from thor.runtime.errors import UserError
 from thor.runtime.memory import available_memory
 
 MARKS = ".thor-doctor"  # folder in the shared one; a file for each host
@@ -29,7 +31,7 @@ TOOLS = ("nvidia-smi", "nvcc", "npu-smi")
 COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
-def doctor_command(
+def doctor(
     wanted: Annotated[str, typer.Option("--device", help="CPU, GPU, Ascend, or auto for any")] = "auto",
     port: Annotated[list[int] | None, typer.Option(help="that a job is to use; may be repeated")] = None,
     shared: Annotated[Path | None, typer.Option(help="folder that all hosts share")] = None,
@@ -41,12 +43,9 @@ def doctor_command(
     Each run leaves a mark in the folder --shared, by which the other hosts know that this one sees it. The exit status
     is 1 if something fails.
     """
-    names = {name.lower(): name for name in (*device.TARGETS, "auto")}
-    if wanted.lower() not in names:
-        raise typer.BadParameter(f"--device {wanted}: must be one of {', '.join(names.values())}")
     if host and shared is None:
-        raise typer.BadParameter("--host needs --shared: hosts find each other in that folder")
-    findings = list(examine(names[wanted.lower()], port or [], shared, host or []))
+        raise UserError("--host needs --shared: hosts find each other in that folder")
+    findings = list(examine(_target(wanted), port or [], shared, host or []))
     healthy = all(finding.level != "fail" for finding in findings)
     if as_json:
         typer.echo(json.dumps({"ok": healthy, "findings": [asdict(finding) for finding in findings]}, indent=1))
@@ -55,8 +54,19 @@ def doctor_command(
     raise typer.Exit(0 if healthy else 1)
 
 
+def _target(name: str) -> str:
+    """The target that --device means."""
+    from thor.runtime import device
+
+    return arguments.one_of("--device", name, (*device.TARGETS, "auto"))
+
+
 def examine(wanted: str, ports: Sequence[int], shared: Path | None, others: Sequence[str]) -> Iterator[Finding]:
     """All findings about this machine."""
+    import mindspore
+
+    from thor.runtime import device
+
     yield from doctor_findings.versions(sys.version_info[:3], mindspore.__version__, numpy.__version__)
     tools = {name: shutil.which(name) for name in TOOLS}
     yield doctor_findings.device(wanted, device.present(), tools, os.environ)
@@ -138,10 +148,9 @@ def prefix_of(python: str | None) -> str | None:
 
 def _show(findings: Sequence[Finding]) -> None:
     """One line a finding, its cure below it."""
-    console = Console(highlight=False, soft_wrap=True)
     width = max(len(finding.name) for finding in findings)
     for finding in findings:
-        console.print(f"{finding.level:4}", style=COLOURS[finding.level], end=" ")
-        console.print(f"{finding.name:{width}}  {finding.text}", markup=False)
+        console.print(f"{finding.level:4}", style=COLOURS[finding.level], end=" ", highlight=False)
+        say(f"{finding.name:{width}}  {finding.text}")
         if finding.cure:
-            console.print(f"     {'':{width}}  -> {finding.cure}", markup=False)
+            say(f"     {'':{width}}  -> {finding.cure}")

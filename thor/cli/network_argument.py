@@ -1,13 +1,16 @@
-"""What the command line names: a network as ``module:callable``, its data, its loss."""
+"""A network, its data and its loss, made from their names on the command line."""
 
 from __future__ import annotations
 
+import atexit
 import difflib
 import importlib
 import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,13 @@ from thor.profile.gather import synthetic_batches
 from thor.runtime.errors import UserError
 
 LOSSES = ("cross-entropy", "squared-error")
+#: Short names of data that ``module:callable`` makes, called with batch_size, seed and normalised.
+DATA_ALIASES = {"fashion-mnist": "scripts.data.fashion_mnist:training_batches"}
+
+
+# MindSpore's compiled graphs keep Cells until its modules are gone, where Cell.__del__ can only fail: Python would
+# print a traceback for each Cell. Its work, counting Cells and freeing their graphs, is over as the interpreter ends.
+atexit.register(setattr, nn.Cell, "__del__", lambda cell: None)
 
 
 def resolve(name: str) -> Any:
@@ -88,17 +98,6 @@ def _written(options: dict[str, Any]) -> str:
     return ", ".join(f"{key}={value!r}" for key, value in options.items())
 
 
-def parse_shape(text: str) -> tuple[int, ...]:
-    """A shape such as 8,3,224,224 as a tuple."""
-    try:
-        shape = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        shape = ()
-    if len(shape) < 2 or min(shape) < 1:
-        raise UserError(f"--input {text!r}: give batch,channels,... as positive integers, as in 8,3,224,224")
-    return shape
-
-
 def build_loss(name: str) -> Callable[..., Any]:
     """A loss of (outputs, targets) by its short name, or ``module:callable``."""
     if name == "cross-entropy":
@@ -118,6 +117,9 @@ def _squared_error(output: Tensor, target: Tensor) -> Tensor:
     return ops.square(output - target.reshape(output.shape)).reshape(output.shape[0], -1).sum(-1).mean()
 
 
+Batches = Callable[[], Iterator[tuple[Tensor, ...]]]
+
+
 def build_batches(
     data: str | None,
     shape: tuple[int, ...] | None,
@@ -126,33 +128,52 @@ def build_batches(
     batch_size: int,
     reconstruct: bool,
     seed: int,
-) -> tuple[str, Callable[[], Iterator[tuple[Tensor, ...]]]]:
-    """(where the data is from, batches) for --data or --input."""
+) -> tuple[str, Batches]:
+    """(where the data is from, at most ``count`` batches) for --data or --input.
+
+    With ``reconstruct``, inputs of synthetic data and of an alias are their own targets; a callable of the user's own
+    makes its targets itself.
+    """
     if data is None:
         if shape is None:
             raise UserError("give --data, or --input with the shape of a batch (as in --input 8,3,224,224)")
         batches = synthetic_batches(shape, classes, count, seed)
         return "synthetic", _reconstructing(batches) if reconstruct else batches
-    if data == "fashion-mnist":
-        images, labels = _fashion_mnist(normalised=not reconstruct)
-        batches = _from_arrays(images, labels, batch_size, count, seed)
+    if data in DATA_ALIASES:
+        source = partial(_resolve_alias(data), batch_size=batch_size, seed=seed, normalised=not reconstruct)
+        batches = _limited(data, source, count)
         return data, _reconstructing(batches) if reconstruct else batches
     source = resolve(data)
     if not callable(source):
         raise UserError(f"--data {data} is a {type(source).__name__}, not a callable that makes batches")
+    return data, _limited(data, source, count)
 
-    def limited() -> Iterator[tuple[Tensor, ...]]:
-        for index, batch in enumerate(source()):
-            if index == count:
-                return
+
+def _resolve_alias(data: str) -> Callable[..., Any]:
+    """The callable that an alias stands for, which is not part of the installed package."""
+    try:
+        found: Callable[..., Any] = resolve(DATA_ALIASES[data])
+    except UserError as error:
+        raise UserError(
+            f"--data {data} needs the readers of the project's checkout: run thor there, "
+            "or give your own --data module:callable"
+        ) from error
+    return found
+
+
+def _limited(data: str, source: Callable[[], Any], count: int) -> Batches:
+    """The first ``count`` batches of a callable, as Tensors."""
+
+    def batches() -> Iterator[tuple[Tensor, ...]]:
+        for batch in islice(source(), count):
             if not isinstance(batch, (tuple, list)) or len(batch) < 2:
                 raise UserError(f"--data {data} must make batches (inputs, targets), but made a {type(batch).__name__}")
             yield tuple(item if isinstance(item, Tensor) else Tensor(np.asarray(item)) for item in batch)
 
-    return data, limited
+    return batches
 
 
-def _reconstructing(batches: Callable[[], Iterator[tuple[Tensor, ...]]]) -> Callable[[], Iterator[tuple[Tensor, ...]]]:
+def _reconstructing(batches: Batches) -> Batches:
     """Inputs as their own targets."""
 
     def own() -> Iterator[tuple[Tensor, ...]]:
@@ -160,34 +181,3 @@ def _reconstructing(batches: Callable[[], Iterator[tuple[Tensor, ...]]]) -> Call
             yield inputs, inputs
 
     return own
-
-
-def _from_arrays(
-    images: np.ndarray, labels: np.ndarray, batch_size: int, count: int, seed: int
-) -> Callable[[], Iterator[tuple[Tensor, ...]]]:
-    def batches() -> Iterator[tuple[Tensor, ...]]:
-        order = np.random.default_rng(seed).permutation(len(images))
-        for index in range(min(count, len(images) // batch_size)):
-            rows = order[index * batch_size : (index + 1) * batch_size]
-            yield Tensor(images[rows]), Tensor(labels[rows])
-
-    return batches
-
-
-def _fashion_mnist(normalised: bool) -> tuple[np.ndarray, np.ndarray]:
-    """As scripts/train.py feeds it, [N, 1, 28, 28] float32: normalised, or in [0, 1] where it is to be reproduced."""
-    try:
-        reader, feeds = map(importlib.import_module, ("scripts.data.fashion_mnist", "scripts.data.factory"))
-    except ImportError as error:
-        raise UserError(
-            "--data fashion-mnist needs the readers of the project's checkout: run thor there, "
-            "or give your own --data module:callable"
-        ) from error
-    try:
-        split = reader.load(reader.resolve(), "train")
-    except Exception as error:  # the reader's own errors say what to do
-        raise UserError(str(error)) from error
-    images = split.images[:, None].astype(np.float32) / 255.0
-    if normalised:
-        images = (images - np.float32(feeds.FASHION_MEAN)) / np.float32(feeds.FASHION_STD)
-    return images, split.labels.astype(np.int32)

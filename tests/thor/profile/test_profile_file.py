@@ -7,6 +7,7 @@ import pytest
 
 from tests.support.profiles import DIMS, profile, timing
 from thor import BlockPlan
+from thor.profile.factor_shape import Timing
 from thor.profile.profile_file import FORMAT, VERSION, Profile
 
 
@@ -15,6 +16,14 @@ def test_what_is_read_is_what_was_written(tmp_path):
     made.threshold = 0.05
     made.save(tmp_path / "new" / "folder" / "profile.json")
     assert Profile.load(tmp_path / "new" / "folder" / "profile.json") == made
+
+
+def test_the_profile_is_plain_json_with_every_raw_number(tmp_path):
+    made = profile()
+    made.save(tmp_path / "p.json")
+    data = json.loads((tmp_path / "p.json").read_text())
+    assert Timing(**data["calls"]["16"]) == made.calls[16]
+    assert data["layers"][1]["a"]["loss"]["position"] == [0.7, 0.3, 0.008, 0.0]
 
 
 def test_an_interrupted_profile_is_read_only_where_it_is_asked_for(tmp_path):
