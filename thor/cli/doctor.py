@@ -85,7 +85,7 @@ def examine(wanted: str, ports: Sequence[int], shared: Path | None, others: Sequ
 
 
 def _shared(folder: Path, others: Sequence[str]) -> Iterator[Finding]:
-    """Findings about the shared folder, the clock against it, and the other hosts' marks in it."""
+    """Findings about the shared folder, this host's clock, and the marks that other hosts left in the folder."""
     try:
         now, skew = leave_mark(folder, socket.gethostname())
     except OSError as error:
@@ -99,7 +99,7 @@ def _shared(folder: Path, others: Sequence[str]) -> Iterator[Finding]:
 
 
 def leave_mark(folder: Path, name: str) -> tuple[float, float]:
-    """Write this host's mark; the folder's time, and how many seconds this host's clock is ahead of it."""
+    """Write this host's mark; return the mark's time and the seconds that this host's clock is ahead of it."""
     if not folder.is_dir():
         raise FileNotFoundError(2, "no such folder")
     marks = folder / MARKS
@@ -113,12 +113,12 @@ def leave_mark(folder: Path, name: str) -> tuple[float, float]:
 
 
 def is_free(port: int) -> bool:
-    """Whether nobody listens at a port of this host."""
+    """True if no process listens at a port of this host."""
     with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: a closed connection is no listener
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: a closed connection does not count
         try:
             probe.bind(("", port))
-        except PermissionError:  # a low one, which nobody need have taken
+        except PermissionError:  # a low port may be free and is still not allowed
             return True
         except (OSError, OverflowError):
             return False
@@ -126,7 +126,7 @@ def is_free(port: int) -> bool:
 
 
 def cpu_flags() -> list[str] | None:
-    """Flags of the first processor, None where the system does not tell."""
+    """Flags of the first processor; None where the system does not tell."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="ignore")
     except OSError:
@@ -136,7 +136,7 @@ def cpu_flags() -> list[str] | None:
 
 
 def prefix_of(python: str | None) -> str | None:
-    """The environment of a Python, None where there is none or it does not run."""
+    """The environment (``sys.prefix``) of a Python; None if there is no such program or it does not run."""
     if python is None:
         return None
     try:
@@ -147,7 +147,7 @@ def prefix_of(python: str | None) -> str | None:
 
 
 def _show(findings: Sequence[Finding]) -> None:
-    """One line a finding, its cure below it."""
+    """Print a line for each finding, with its cure below."""
     width = max(len(finding.name) for finding in findings)
     for finding in findings:
         console.print(f"{finding.level:4}", style=COLOURS[finding.level], end=" ", highlight=False)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -31,14 +32,27 @@ atexit.register(setattr, nn.Cell, "__del__", lambda cell: None)
 
 
 def resolve(name: str) -> Any:
-    """The object that ``module:attribute`` names, the current folder on the path; the nearest name where it is not."""
+    """The object that ``module:attribute`` names, looked for in the current folder too.
+
+    Raises:
+        UserError: there is no such module or attribute; the message has the nearest name.
+    """
     module_name, colon, attribute = name.partition(":")
     if not colon or not module_name or not attribute:
         raise UserError(f"{name!r}: give module:callable, as in models.resnet:resnet50")
+    module = _import(module_name)
+    if not hasattr(module, attribute):
+        names = [n for n in dir(module) if not n.startswith("_") and callable(getattr(module, n))]
+        raise UserError(f"module {module_name} has no {attribute!r}{_nearest(attribute, names)}")
+    return getattr(module, attribute)
+
+
+def _import(module_name: str) -> ModuleType:
+    """A module of the current folder or of Python's path; a UserError says why it cannot be imported."""
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        module = importlib.import_module(module_name)
+        return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         missing = error.name or module_name
         if missing != module_name and not module_name.startswith(f"{missing}."):
@@ -50,10 +64,6 @@ def resolve(name: str) -> Any:
         ) from error
     except Exception as error:
         raise UserError(f"{module_name} cannot be imported: {type(error).__name__}: {error}") from error
-    if not hasattr(module, attribute):
-        names = [n for n in dir(module) if not n.startswith("_") and callable(getattr(module, n))]
-        raise UserError(f"module {module_name} has no {attribute!r}{_nearest(attribute, names)}")
-    return getattr(module, attribute)
 
 
 def _nearest(name: str, names: list[str]) -> str:
@@ -62,14 +72,14 @@ def _nearest(name: str, names: list[str]) -> str:
 
 
 def _nearest_module(name: str) -> str:
-    """A module beside the one that is missing, by name."""
+    """A hint at the module with the nearest name in the missing one's folder; empty if none is near."""
     parent = Path(*name.split(".")[:-1])
     names = [path.stem for path in parent.glob("*.py")] + [path.parent.name for path in parent.glob("*/__init__.py")]
     return _nearest(name.split(".")[-1], names)
 
 
 def build_network(name: str, classes: int | None) -> nn.Cell:
-    """Call what the user named, with ``num_classes`` where it takes one and --classes was given."""
+    """The network that a named callable makes, called with ``num_classes`` if it takes that and --classes is given."""
     factory = resolve(name)
     if isinstance(factory, nn.Cell):
         return factory
@@ -174,7 +184,7 @@ def _limited(data: str, source: Callable[[], Any], count: int) -> Batches:
 
 
 def _reconstructing(batches: Batches) -> Batches:
-    """Inputs as their own targets."""
+    """Batches whose inputs are their own targets."""
 
     def own() -> Iterator[tuple[Tensor, ...]]:
         for inputs, *_ in batches():

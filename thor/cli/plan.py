@@ -149,7 +149,7 @@ class PlanSettings:
         ]
 
     def comparison(self, estimates: Sequence[Estimate]) -> Table | None:
-        """A table of predictions beside the measured steps; None where none were given."""
+        """A table of predictions and measured steps; None where no file of measured steps was given."""
         if self.measured is None or self.times is None:
             return None
         return compared(estimates, self.times, self.measured)
@@ -217,7 +217,7 @@ def plan(
 
 
 def _write(settings: PlanSettings, out: Path, estimates: Sequence[Estimate], blocks: BlockPlan, about: str) -> None:
-    """Write the numbers as JSON, and the picture beside them."""
+    """Write the numbers as JSON, and the picture under the same name with .png."""
     picture = out.with_suffix(".png")
     report.draw(estimates, picture, about)
     numbers = {
@@ -236,7 +236,7 @@ def _link(which: str, latency_us: float, bandwidth: float) -> Link:
 
 
 def compared(estimates: Sequence[Estimate], times: list[dict[str, Any]], path: Path) -> Table:
-    """Predictions beside the measured steps of a file; a ValueError names the file."""
+    """A table of predictions and the measured steps of a file; a ValueError names the file."""
     try:
         return report.comparison(estimates, times)
     except ValueError as error:
@@ -244,7 +244,7 @@ def compared(estimates: Sequence[Estimate], times: list[dict[str, Any]], path: P
 
 
 def read_measured(path: Path) -> list[dict[str, Any]]:
-    """A list of measured steps; what a line must hold, report.comparison says."""
+    """The list of measured steps in a file; :func:`thor.simulation.report.comparison` checks each step."""
     try:
         data = parse(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
