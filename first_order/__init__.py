@@ -1,10 +1,42 @@
-"""First-order optimizers for MindSpore with the numerics of the frameworks that define them."""
+"""First-order optimizers for MindSpore with the numerics of the frameworks that define them.
 
-from first_order.adafactor.optimizer import Adafactor, adafactor_init, adafactor_update
-from first_order.adam import Adam, adam_update, sparse_adam_update
-from first_order.momentum import Momentum, momentum_update
+A public name is imported when it is first used, so that programs which only check arguments start without MindSpore.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from first_order.adafactor.optimizer import Adafactor, adafactor_init, adafactor_update
+    from first_order.adam import Adam, adam_update, sparse_adam_update
+    from first_order.momentum import Momentum, momentum_update
 
 __all__ = [
     "Adafactor", "Adam", "Momentum", "adafactor_init", "adafactor_update", "adam_update", "momentum_update",
     "sparse_adam_update",
 ]  # fmt: skip
+
+_MODULE_OF = {
+    "Adafactor": "first_order.adafactor.optimizer",
+    "Adam": "first_order.adam",
+    "Momentum": "first_order.momentum",
+    "adafactor_init": "first_order.adafactor.optimizer",
+    "adafactor_update": "first_order.adafactor.optimizer",
+    "adam_update": "first_order.adam",
+    "momentum_update": "first_order.momentum",
+    "sparse_adam_update": "first_order.adam",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(import_module(_MODULE_OF[name]), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

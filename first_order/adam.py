@@ -13,7 +13,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, ops
 
-from first_order import checks
+from first_order import checks, tensor_checks
 from first_order.base import FirstOrder, write_all
 from first_order.sparse_gradients import check_rows, dense_gradient, seen_rows
 from first_order.tensors import on_host, scalar, working_type
@@ -66,7 +66,7 @@ def adam_update(
         param, m, v, grad = _tensors(param=param, m=m, v=v, grad=grad)
         _check_hypers(step, learning_rate, beta1, beta2, epsilon)
         if in_place:
-            checks.all_parameters("param, m and v", param, m, v)
+            tensor_checks.all_parameters("param, m and v", param, m, v)
     new = _moved(param, m, v, grad, step, learning_rate, beta1, beta2, epsilon, use_nesterov)
     return _written(param, m, v, new) if in_place else new
 
@@ -113,7 +113,7 @@ def sparse_adam_update(
         values, indices = check_rows("param", param, values, indices)
         _check_hypers(step, learning_rate, beta1, beta2, epsilon)
         if in_place:
-            checks.all_parameters("param, m and v", param, m, v)
+            tensor_checks.all_parameters("param, m and v", param, m, v)
     grad = dense_gradient(param, values, indices)
     new = _moved(param, m, v, grad, step, learning_rate, beta1, beta2, epsilon, use_nesterov)
     if lazy:
@@ -174,17 +174,17 @@ def _written(param, m, v, new):
 
 def _tensors(**values: Any) -> list[Tensor]:
     """The values as Tensors, in the order given; raise unless they have the same shape and float type."""
-    tensors = {name: checks.as_tensor(name, value, checks.FLOATS) for name, value in values.items()}
-    checks.same_kind(**tensors)
+    tensors = {name: tensor_checks.as_tensor(name, value, tensor_checks.FLOATS) for name, value in values.items()}
+    tensor_checks.same_kind(**tensors)
     return list(tensors.values())
 
 
 def _check_hypers(step: Any, learning_rate: Any, beta1: Any, beta2: Any, epsilon: Any) -> None:
-    checks.hyper("learning_rate", learning_rate, 0.0)
-    checks.hyper("beta1", beta1, 0.0, 1.0)
-    checks.hyper("beta2", beta2, 0.0, 1.0)
-    checks.hyper("epsilon", epsilon, 0.0)
-    count = checks.scalar_on_host("step", step)
+    tensor_checks.hyper("learning_rate", learning_rate, 0.0)
+    tensor_checks.hyper("beta1", beta1, 0.0, 1.0)
+    tensor_checks.hyper("beta2", beta2, 0.0, 1.0)
+    tensor_checks.hyper("epsilon", epsilon, 0.0)
+    count = tensor_checks.scalar_on_host("step", step)
     if not count >= 1:
         raise ValueError(
             f"step must be at least 1, but got {count:g}: the bias correction divides by 1 - beta1^step. Count the "

@@ -10,7 +10,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore.ops import functional as F
 
-from first_order import checks
+from first_order import checks, tensor_checks
 from first_order.cells import set_unregistered
 
 
@@ -30,7 +30,7 @@ class FirstOrder(nn.Optimizer):
         groups = parameter_groups(params)
         # set first: super().__init__() calls _build_single_lr(), which reads it
         set_unregistered(self, _has_float64=any(p.dtype == ms.float64 for p in _parameters(groups)))
-        supplier = checks.supplier_of("learning_rate", learning_rate, checks.at_least_0)
+        supplier = tensor_checks.supplier_of("learning_rate", learning_rate, checks.at_least_0)
         super().__init__(supplier() if supplier else learning_rate, groups, weight_decay, loss_scale)
         self.has_float16 = any(p.dtype == ms.float16 for p in self.parameters)
         set_unregistered(self, _suppliers=[])
@@ -73,7 +73,7 @@ class FirstOrder(nn.Optimizer):
 
     def _hyper(self, name: str, value: Any, check: Callable[[str, Any], float]) -> Tensor:
         """A checked constant; if ``value`` is a function, a Parameter that :meth:`prepare` writes."""
-        supplier = checks.supplier_of(name, value, check)
+        supplier = tensor_checks.supplier_of(name, value, check)
         if supplier is None:
             return Tensor(check(name, value), self.precision)
         parameter = Parameter(Tensor(supplier(), self.precision), name=name, requires_grad=False)
@@ -223,7 +223,7 @@ def parameter_groups(params: Any) -> list[Any]:
     for index, parameter in enumerate(plain):
         if not isinstance(parameter, Parameter):
             raise TypeError(f"params must hold Parameters, but item {index} is {type(parameter).__name__}")
-        if parameter.dtype not in checks.FLOATS:
+        if parameter.dtype not in tensor_checks.FLOATS:
             raise TypeError(f"parameter {parameter.name} must be float16, float32 or float64, but is {parameter.dtype}")
     return plain
 

@@ -12,7 +12,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, ops
 
-from first_order import checks
+from first_order import checks, tensor_checks
 from first_order.base import FirstOrder, write_all
 from first_order.tensors import on_host, scalar, working_type
 
@@ -87,21 +87,21 @@ def _checked(params: Any, grads: Any, velocities: Any) -> tuple[list[Tensor], ..
     """The three lists as Tensors; raise unless each X, G and V have the same shape and type."""
     types = (ms.float32, ms.float64)
     named = (("params", params), ("grads", grads), ("velocities", velocities))
-    lists = tuple([checks.as_tensor(f"{n}[{i}]", t, types) for i, t in enumerate(ts)] for n, ts in named)
+    lists = tuple([tensor_checks.as_tensor(f"{n}[{i}]", t, types) for i, t in enumerate(ts)] for n, ts in named)
     for i, (x, g, v) in enumerate(zip(*lists, strict=True)):
-        checks.same_kind(**{f"params[{i}]": x, f"grads[{i}]": g, f"velocities[{i}]": v})
+        tensor_checks.same_kind(**{f"params[{i}]": x, f"grads[{i}]": g, f"velocities[{i}]": v})
     return lists
 
 
 def _check_numbers(learning_rate: Any, update_count: Any, alpha: Any, beta: Any, norm_coefficient: Any) -> None:
     named = {"learning_rate": learning_rate, "alpha": alpha, "beta": beta, "norm_coefficient": norm_coefficient}
     for name, value in named.items():
-        checks.hyper(name, value, -math.inf)
+        tensor_checks.hyper(name, value, -math.inf)
     _check_count("update_count", update_count)
 
 
 def _check_count(name: str, value: Any) -> None:
-    count = checks.number(name, checks.scalar_on_host(name, value), -math.inf)
+    count = checks.number(name, tensor_checks.scalar_on_host(name, value), -math.inf)
     if count < 0 or count != int(count):
         raise ValueError(f"{name} must be a whole number from 0, but got {count:g}")
 
@@ -161,8 +161,8 @@ class Momentum(FirstOrder):
         self.beta = self._hyper("beta", beta, checks.at_least_0)
         self.norm_coefficient = self._hyper("norm_coefficient", norm_coefficient, checks.at_least_0)
         # constants of the graph, so that terms without effect are not compiled
-        self.beta_is_one = not checks.is_supplier(beta) and float(beta) == 1.0
-        self.has_norm = checks.is_supplier(norm_coefficient) or float(norm_coefficient) != 0.0
+        self.beta_is_one = not tensor_checks.is_supplier(beta) and float(beta) == 1.0
+        self.has_norm = tensor_checks.is_supplier(norm_coefficient) or float(norm_coefficient) != 0.0
         self.nesterov = mode == "nesterov"
         self.velocities = self.state_like_parameters("velocity")
         self.fused = ops.ApplyMomentum()
@@ -235,7 +235,7 @@ class Momentum(FirstOrder):
                 raise ValueError(
                     "state has one rate R, but this optimizer has a schedule or rates by group: leave R out"
                 )
-            checks.hyper("R", state["R"], 0.0)
+            tensor_checks.hyper("R", state["R"], 0.0)
             targets["R"] = self.learning_rate
         for letter, parameters in (("V", self.velocities), ("X", self.parameters)):
             if letter == "V" or letter in state:

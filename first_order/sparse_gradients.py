@@ -6,7 +6,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import ops
 
-from first_order import checks
+from first_order import tensor_checks
 from first_order.tensors import working_type
 
 
@@ -32,8 +32,8 @@ def check_rows(name, param, values, indices):
 
     The range of the indices is checked because an index out of range would write to other memory.
     """
-    values = checks.as_tensor(f"values of {name}", values, checks.FLOATS)
-    indices = checks.as_tensor(f"indices of {name}", indices, (ms.int32, ms.int64))
+    values = tensor_checks.as_tensor(f"values of {name}", values, tensor_checks.FLOATS)
+    indices = tensor_checks.as_tensor(f"indices of {name}", indices, (ms.int32, ms.int64))
     if param.ndim < 1:
         raise ValueError(f"{name} must have at least one dimension to take a sparse gradient, but has none")
     if indices.ndim != 1 or tuple(values.shape) != (*indices.shape, *param.shape[1:]):

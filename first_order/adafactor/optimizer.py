@@ -13,7 +13,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
-from first_order import checks
+from first_order import tensor_checks
 from first_order.adafactor import torch_state_dict
 from first_order.adafactor.buckets import BucketStep, make_buckets
 from first_order.adafactor.factored_moments import Reductions, adafactor_step, machine_epsilon, state_shapes
@@ -43,7 +43,7 @@ def adafactor_init(param: Any) -> dict[str, Tensor]:
         >>> print({name: zeros.shape for name, zeros in adafactor_init(np.ones((2, 5, 3))).items()})
         {'row': (2, 5, 1), 'col': (2, 1, 3)}
     """
-    param = checks.as_tensor("param", param, checks.FLOATS)
+    param = tensor_checks.as_tensor("param", param, tensor_checks.FLOATS)
     return {name: ops.zeros(shape, param.dtype) for name, shape in state_shapes(param.shape).items()}
 
 
@@ -119,8 +119,8 @@ _REDUCTIONS = Reductions()
 
 def _checked(param: Any, state: Any, grad: Any) -> tuple[Tensor, dict[str, Tensor], Tensor]:
     """(param, state, grad) as Tensors; raise unless shapes and types fit."""
-    param, grad = (checks.as_tensor(n, t, checks.FLOATS) for n, t in (("param", param), ("grad", grad)))
-    checks.same_kind(param=param, grad=grad)
+    param, grad = (tensor_checks.as_tensor(n, t, tensor_checks.FLOATS) for n, t in (("param", param), ("grad", grad)))
+    tensor_checks.same_kind(param=param, grad=grad)
     shapes = state_shapes(param.shape)
     if not isinstance(state, dict) or set(state) != set(shapes):
         found = sorted(state) if isinstance(state, dict) else type(state).__name__
@@ -128,7 +128,7 @@ def _checked(param: Any, state: Any, grad: Any) -> tuple[Tensor, dict[str, Tenso
             f"state of a tensor of shape {tuple(param.shape)} must be a dictionary with {' and '.join(shapes)}, as "
             f"from adafactor_init(param), but got {found}"
         )
-    tensors = {name: checks.as_tensor(f"state[{name!r}]", state[name], (param.dtype,)) for name in shapes}
+    tensors = {name: tensor_checks.as_tensor(f"state[{name!r}]", state[name], (param.dtype,)) for name in shapes}
     for name, shape in shapes.items():
         if tuple(tensors[name].shape) != tuple(shape):
             raise ValueError(f"state[{name!r}] must have shape {tuple(shape)}, but got {tuple(tensors[name].shape)}")
@@ -136,9 +136,9 @@ def _checked(param: Any, state: Any, grad: Any) -> tuple[Tensor, dict[str, Tenso
 
 
 def _check_hypers(step: Any, lr: Any, beta2_decay: Any, eps: Any, d: Any, weight_decay: Any, maximize: Any) -> None:
-    checks.hyper("lr", lr, 0.0)
+    tensor_checks.hyper("lr", lr, 0.0)
     read_options(beta2_decay=beta2_decay, eps=eps, d=d, weight_decay=weight_decay, maximize=maximize)
-    count = checks.scalar_on_host("step", step)
+    count = tensor_checks.scalar_on_host("step", step)
     if not count >= 1:
         raise ValueError(f"step must be at least 1, but got {count:g}: the first step is 1")
 

@@ -11,7 +11,7 @@ from typing import Any
 import mindspore as ms
 from mindspore import Parameter, Tensor, nn, ops
 
-from first_order import checks
+from first_order import checks, tensor_checks
 from first_order.base import parameter_groups
 
 
@@ -106,7 +106,7 @@ def with_rate(split: GroupSplit, default: Any) -> GroupSplit:
 
 def rate_on_host(value: Any) -> float:
     """A learning rate as a float; raise unless it is one number and at least 0."""
-    return checks.at_least_0("lr", checks.scalar_on_host("lr", value))
+    return checks.at_least_0("lr", tensor_checks.scalar_on_host("lr", value))
 
 
 class ParamGroup(MutableMapping):

@@ -42,7 +42,7 @@ from scripts.common.atomic_write import write_results
 from scripts.common.memory_use import peak_memory as own_peak
 from thor.distributed.reduce import mean_over_ranks
 from thor.runtime.parameters import write
-from thor.settings.options import default_factor_interval
+from thor.settings.gathering import default_factor_interval
 from thor.step.finite_check import summary_of_all
 
 NEVER = 2**31 - 1

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from scripts.data.wordpiece import Vocabulary  # imports `tokenizers`, which only text needs
 
 EVALUATION_BATCH = 1000  # default for data sets in memory
-FASHION_MEAN, FASHION_STD = 0.2860, 0.3530  # of Fashion-MNIST's training images
 # Published numbers of training images, for a dry run without the data. Text has no published size.
 PUBLISHED_SIZES = {
     "fashion_mnist": 60_000,
@@ -91,7 +90,7 @@ def _in_memory(settings: TrainSettings) -> Feeds:
     std: Channels
     if data.name == "fashion_mnist":
         folder = fashion_mnist.resolve(data.folder)
-        load, mean, std = fashion_mnist.load, FASHION_MEAN, FASHION_STD
+        load, mean, std = fashion_mnist.load, fashion_mnist.MEAN, fashion_mnist.STD
     else:
         kind = cifar.FORMATS[data.name]
         folder = cifar.resolve(data.name, data.folder)

@@ -7,8 +7,13 @@ else from the authors' site, where checksums are verified.
 
 from __future__ import annotations
 
+import functools
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
 
 from scripts.common.errors import run_program
 from scripts.data import fetch
@@ -21,6 +26,7 @@ PACKAGE = "dataset-fashion-mnist"
 SYSTEM_FOLDER = Path("/usr/share/datasets/fashion-mnist")
 SITE = "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/"
 CLASSES = 10
+MEAN, STD = 0.2860, 0.3530  # of the training images' pixels in [0, 1]
 
 # The MD5 sums that the authors publish for the files on their site. Debian's files are compressed anew, so they differ.
 FILES = {
@@ -61,6 +67,32 @@ def resolve(folder: str | Path | None = None) -> Path:
         f"Elsewhere put the four files of {SITE} into a folder, and run:  export {VARIABLE}=/that/folder",
         size="31 MB",
     )
+
+
+def training_batches(
+    batch_size: int = 128, seed: int = 0, normalised: bool = True
+) -> Iterator[tuple[NDArray[np.float32], NDArray[np.int32]]]:
+    """Batches of the training set, for ``thor profile --data scripts.data.fashion_mnist:training_batches``.
+
+    Args:
+        batch_size: Examples a batch; what is left over at the end is dropped.
+        seed: Decides the order.
+        normalised: Pixels have mean 0 and standard deviation 1; otherwise they are in [0, 1], to be reproduced.
+
+    Yields:
+        Images [batch_size, 1, 28, 28] and labels [batch_size].
+    """
+    images, labels = _load_once(resolve(), "train")
+    order = np.random.default_rng(seed).permutation(len(labels))
+    for first in range(0, len(labels) - batch_size + 1, batch_size):
+        rows = order[first : first + batch_size]
+        pixels = images[rows, None].astype(np.float32) / 255.0
+        if normalised:
+            pixels = (pixels - np.float32(MEAN)) / np.float32(STD)
+        yield pixels, labels[rows].astype(np.int32)
+
+
+_load_once = functools.lru_cache(maxsize=1)(load)  # a profile asks for its batches several times
 
 
 def cache_folder() -> Path:

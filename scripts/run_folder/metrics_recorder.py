@@ -14,7 +14,7 @@ from typing import Any
 from scripts.common.atomic_write import write_atomically
 from scripts.common.errors import reporting_write_errors
 from scripts.run_folder.progress_record import Position
-from thor.report.metrics_file import DECISIONS, SCORES, Line, LinesError, read_lines
+from thor.report.metrics_file import DECISIONS, SCORES, Line, read_lines
 from thor.runtime.errors import UserError
 
 METRICS = "metrics.jsonl"
@@ -163,12 +163,7 @@ def _to_board(board: Any, line: Line) -> None:
 def read_metrics(folder: Path) -> list[Line]:
     """Read and check all complete lines of a run."""
     path = folder / METRICS
-    if not path.is_file():
-        return []
-    try:
-        return read_lines(path)
-    except LinesError as error:
-        raise UserError(str(error)) from None
+    return read_lines(path) if path.is_file() else []
 
 
 def median_of_steps(lines: Iterable[Line]) -> float | None:

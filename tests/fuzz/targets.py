@@ -26,10 +26,10 @@ from tests.thor.report.test_html import run_folder
 from thor.cli import plan
 from thor.factors.blocks import BlockPlan
 from thor.profile.crossing import choose, read_curves
-from thor.profile.profile_file import Profile, ProfileError
+from thor.profile.profile_file import Profile
 from thor.report import html
 from thor.runtime.errors import UserError
-from thor.simulation.network import Link, Network, NetworkError
+from thor.simulation.network import Link, Network
 from thor.simulation.simulate import Settings, simulate
 from thor.simulation.workload import layer_loads
 
@@ -156,10 +156,10 @@ TARGETS = (
     Target("training configuration", "config.yaml", _configuration, lambda f: load_config(f / "config.yaml"),
            (UserError,), as_yaml, named=False),
     Target("block-size profile", "profile.json", lambda f: profile().save(f / "profile.json"), _read_profile,
-           (ProfileError,), as_json),
+           (ValueError,), as_json),
     Target("curves of block sizes", "curves.csv", _curves, lambda f: choose(*read_curves(f / "curves.csv")),
            (ValueError,), damaged_bytes),
-    Target("measured network", "network.json", _network, _read_network, (NetworkError,), as_json),
+    Target("measured network", "network.json", _network, _read_network, (ValueError,), as_json),
     Target("measured steps, thor plan", "measured.json", _measured,
            _read_measured, (ValueError,), as_json),
     Target("rank table", "hccl.json", _rank_table, lambda f: rank_table.read(f / "hccl.json"), (UserError,), as_json),

@@ -1,4 +1,7 @@
-"""``thor doctor``: gathers the facts about this machine, and shows the findings of :mod:`thor.cli.doctor_findings`."""
+"""``thor doctor``: gathers the facts about this machine, and shows the findings of :mod:`thor.cli.doctor_findings`.
+
+MindSpore takes long to import, therefore only functions that examine the machine import it, and what needs it.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +17,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
-import mindspore
 import numpy
 import typer
-from rich.console import Console
 
-from thor.cli import doctor_findings
+from thor.cli import arguments, doctor_findings
 from thor.cli.doctor_findings import Finding
-from thor.runtime import device
+from thor.cli.terminal import console, say
+from thor.runtime.errors import UserError
 from thor.runtime.memory import available_memory
 
 MARKS = ".thor-doctor"  # folder in the shared one; a file for each host
@@ -29,7 +31,7 @@ TOOLS = ("nvidia-smi", "nvcc", "npu-smi")
 COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
-def doctor_command(
+def doctor(
     wanted: Annotated[str, typer.Option("--device", help="CPU, GPU, Ascend, or auto for any")] = "auto",
     port: Annotated[list[int] | None, typer.Option(help="that a job is to use; may be repeated")] = None,
     shared: Annotated[Path | None, typer.Option(help="folder that all hosts share")] = None,
@@ -41,12 +43,9 @@ def doctor_command(
     Each run leaves a mark in the folder --shared, by which the other hosts know that this one sees it. The exit status
     is 1 if something fails.
     """
-    names = {name.lower(): name for name in (*device.TARGETS, "auto")}
-    if wanted.lower() not in names:
-        raise typer.BadParameter(f"--device {wanted}: must be one of {', '.join(names.values())}")
     if host and shared is None:
-        raise typer.BadParameter("--host needs --shared: hosts find each other in that folder")
-    findings = list(examine(names[wanted.lower()], port or [], shared, host or []))
+        raise UserError("--host needs --shared: hosts find each other in that folder")
+    findings = list(examine(_target(wanted), port or [], shared, host or []))
     healthy = all(finding.level != "fail" for finding in findings)
     if as_json:
         typer.echo(json.dumps({"ok": healthy, "findings": [asdict(finding) for finding in findings]}, indent=1))
@@ -55,8 +54,19 @@ def doctor_command(
     raise typer.Exit(0 if healthy else 1)
 
 
+def _target(name: str) -> str:
+    """The target that --device means."""
+    from thor.runtime import device
+
+    return arguments.one_of("--device", name, (*device.TARGETS, "auto"))
+
+
 def examine(wanted: str, ports: Sequence[int], shared: Path | None, others: Sequence[str]) -> Iterator[Finding]:
     """All findings about this machine."""
+    import mindspore
+
+    from thor.runtime import device
+
     yield from doctor_findings.versions(sys.version_info[:3], mindspore.__version__, numpy.__version__)
     tools = {name: shutil.which(name) for name in TOOLS}
     yield doctor_findings.device(wanted, device.present(), tools, os.environ)
@@ -75,7 +85,7 @@ def examine(wanted: str, ports: Sequence[int], shared: Path | None, others: Sequ
 
 
 def _shared(folder: Path, others: Sequence[str]) -> Iterator[Finding]:
-    """Findings about the shared folder, the clock against it, and the other hosts' marks in it."""
+    """Findings about the shared folder, this host's clock, and the marks that other hosts left in the folder."""
     try:
         now, skew = leave_mark(folder, socket.gethostname())
     except OSError as error:
@@ -89,7 +99,7 @@ def _shared(folder: Path, others: Sequence[str]) -> Iterator[Finding]:
 
 
 def leave_mark(folder: Path, name: str) -> tuple[float, float]:
-    """Write this host's mark; the folder's time, and how many seconds this host's clock is ahead of it."""
+    """Write this host's mark; return the mark's time and the seconds that this host's clock is ahead of it."""
     if not folder.is_dir():
         raise FileNotFoundError(2, "no such folder")
     marks = folder / MARKS
@@ -103,12 +113,12 @@ def leave_mark(folder: Path, name: str) -> tuple[float, float]:
 
 
 def is_free(port: int) -> bool:
-    """Whether nobody listens at a port of this host."""
+    """True if no process listens at a port of this host."""
     with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: a closed connection is no listener
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: a closed connection does not count
         try:
             probe.bind(("", port))
-        except PermissionError:  # a low one, which nobody need have taken
+        except PermissionError:  # a low port may be free and is still not allowed
             return True
         except (OSError, OverflowError):
             return False
@@ -116,7 +126,7 @@ def is_free(port: int) -> bool:
 
 
 def cpu_flags() -> list[str] | None:
-    """Flags of the first processor, None where the system does not tell."""
+    """Flags of the first processor; None where the system does not tell."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="ignore")
     except OSError:
@@ -126,7 +136,7 @@ def cpu_flags() -> list[str] | None:
 
 
 def prefix_of(python: str | None) -> str | None:
-    """The environment of a Python, None where there is none or it does not run."""
+    """The environment (``sys.prefix``) of a Python; None if there is no such program or it does not run."""
     if python is None:
         return None
     try:
@@ -137,11 +147,10 @@ def prefix_of(python: str | None) -> str | None:
 
 
 def _show(findings: Sequence[Finding]) -> None:
-    """One line a finding, its cure below it."""
-    console = Console(highlight=False, soft_wrap=True)
+    """Print a line for each finding, with its cure below."""
     width = max(len(finding.name) for finding in findings)
     for finding in findings:
-        console.print(f"{finding.level:4}", style=COLOURS[finding.level], end=" ")
-        console.print(f"{finding.name:{width}}  {finding.text}", markup=False)
+        console.print(f"{finding.level:4}", style=COLOURS[finding.level], end=" ", highlight=False)
+        say(f"{finding.name:{width}}  {finding.text}")
         if finding.cure:
-            console.print(f"     {'':{width}}  -> {finding.cure}", markup=False)
+            say(f"     {'':{width}}  -> {finding.cure}")

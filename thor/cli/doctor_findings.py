@@ -1,4 +1,4 @@
-"""What is judged by ``thor doctor``: pure functions from facts about a machine to findings, each with its cure.
+"""The judgements of ``thor doctor``: pure functions from facts about a machine to findings, each with its cure.
 
 The facts are gathered in :mod:`thor.cli.doctor`.
 """
@@ -60,7 +60,7 @@ def versions(python: tuple[int, ...], mindspore: str, numpy: str) -> list[Findin
 def device(
     wanted: str, present: Sequence[str], tools: Mapping[str, str | None], environment: Mapping[str, str]
 ) -> Finding:
-    """Whether MindSpore has the device that is wanted, and what of its software is seen where it has not.
+    """Whether MindSpore has the device that is wanted, and which of its software is found where it has not.
 
     Args:
         wanted: ``CPU``, ``GPU``, ``Ascend``, or ``auto`` for any.
@@ -136,11 +136,11 @@ def _amount(name: str, free: int, limits: tuple[int, int], words: str, cure: str
 
 
 def instruction_set(flags: Sequence[str] | None, convolutions: str) -> Finding:
-    """What oneDNN makes of this processor (see :mod:`thor.device`).
+    """How fast oneDNN can be on this processor (see :mod:`thor.runtime.device`).
 
     Args:
-        flags: The processor's, from /proc/cpuinfo; None where that is not to be had.
-        convolutions: What ``thor.device.convolution_path()`` answers.
+        flags: The processor's, from /proc/cpuinfo; None where there is no such file.
+        convolutions: What ``thor.runtime.device.convolution_path()`` returns.
     """
     if flags is None:
         return Finding("cpu", "warn", "instruction set not known: no /proc/cpuinfo", "none needed on a GPU or Ascend")

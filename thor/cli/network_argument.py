@@ -1,14 +1,18 @@
-"""What the command line names: a network as ``module:callable``, its data, its loss."""
+"""A network, its data and its loss, made from their names on the command line."""
 
 from __future__ import annotations
 
+import atexit
 import difflib
 import importlib
 import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import islice
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -18,17 +22,37 @@ from thor.profile.gather import synthetic_batches
 from thor.runtime.errors import UserError
 
 LOSSES = ("cross-entropy", "squared-error")
+#: Short names of data that ``module:callable`` makes, called with batch_size, seed and normalised.
+DATA_ALIASES = {"fashion-mnist": "scripts.data.fashion_mnist:training_batches"}
+
+
+# MindSpore's compiled graphs keep Cells until its modules are gone, where Cell.__del__ can only fail: Python would
+# print a traceback for each Cell. Its work, counting Cells and freeing their graphs, is over as the interpreter ends.
+atexit.register(setattr, nn.Cell, "__del__", lambda cell: None)
 
 
 def resolve(name: str) -> Any:
-    """The object that ``module:attribute`` names, the current folder on the path; the nearest name where it is not."""
+    """The object that ``module:attribute`` names, looked for in the current folder too.
+
+    Raises:
+        UserError: there is no such module or attribute; the message has the nearest name.
+    """
     module_name, colon, attribute = name.partition(":")
     if not colon or not module_name or not attribute:
         raise UserError(f"{name!r}: give module:callable, as in models.resnet:resnet50")
+    module = _import(module_name)
+    if not hasattr(module, attribute):
+        names = [n for n in dir(module) if not n.startswith("_") and callable(getattr(module, n))]
+        raise UserError(f"module {module_name} has no {attribute!r}{_nearest(attribute, names)}")
+    return getattr(module, attribute)
+
+
+def _import(module_name: str) -> ModuleType:
+    """A module of the current folder or of Python's path; a UserError says why it cannot be imported."""
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        module = importlib.import_module(module_name)
+        return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         missing = error.name or module_name
         if missing != module_name and not module_name.startswith(f"{missing}."):
@@ -40,10 +64,6 @@ def resolve(name: str) -> Any:
         ) from error
     except Exception as error:
         raise UserError(f"{module_name} cannot be imported: {type(error).__name__}: {error}") from error
-    if not hasattr(module, attribute):
-        names = [n for n in dir(module) if not n.startswith("_") and callable(getattr(module, n))]
-        raise UserError(f"module {module_name} has no {attribute!r}{_nearest(attribute, names)}")
-    return getattr(module, attribute)
 
 
 def _nearest(name: str, names: list[str]) -> str:
@@ -52,14 +72,14 @@ def _nearest(name: str, names: list[str]) -> str:
 
 
 def _nearest_module(name: str) -> str:
-    """A module beside the one that is missing, by name."""
+    """A hint at the module with the nearest name in the missing one's folder; empty if none is near."""
     parent = Path(*name.split(".")[:-1])
     names = [path.stem for path in parent.glob("*.py")] + [path.parent.name for path in parent.glob("*/__init__.py")]
     return _nearest(name.split(".")[-1], names)
 
 
 def build_network(name: str, classes: int | None) -> nn.Cell:
-    """Call what the user named, with ``num_classes`` where it takes one and --classes was given."""
+    """The network that a named callable makes, called with ``num_classes`` if it takes that and --classes is given."""
     factory = resolve(name)
     if isinstance(factory, nn.Cell):
         return factory
@@ -88,17 +108,6 @@ def _written(options: dict[str, Any]) -> str:
     return ", ".join(f"{key}={value!r}" for key, value in options.items())
 
 
-def parse_shape(text: str) -> tuple[int, ...]:
-    """A shape such as 8,3,224,224 as a tuple."""
-    try:
-        shape = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        shape = ()
-    if len(shape) < 2 or min(shape) < 1:
-        raise UserError(f"--input {text!r}: give batch,channels,... as positive integers, as in 8,3,224,224")
-    return shape
-
-
 def build_loss(name: str) -> Callable[..., Any]:
     """A loss of (outputs, targets) by its short name, or ``module:callable``."""
     if name == "cross-entropy":
@@ -118,6 +127,9 @@ def _squared_error(output: Tensor, target: Tensor) -> Tensor:
     return ops.square(output - target.reshape(output.shape)).reshape(output.shape[0], -1).sum(-1).mean()
 
 
+Batches = Callable[[], Iterator[tuple[Tensor, ...]]]
+
+
 def build_batches(
     data: str | None,
     shape: tuple[int, ...] | None,
@@ -126,68 +138,56 @@ def build_batches(
     batch_size: int,
     reconstruct: bool,
     seed: int,
-) -> tuple[str, Callable[[], Iterator[tuple[Tensor, ...]]]]:
-    """(where the data is from, batches) for --data or --input."""
+) -> tuple[str, Batches]:
+    """(where the data is from, at most ``count`` batches) for --data or --input.
+
+    With ``reconstruct``, inputs of synthetic data and of an alias are their own targets; a callable of the user's own
+    makes its targets itself.
+    """
     if data is None:
         if shape is None:
             raise UserError("give --data, or --input with the shape of a batch (as in --input 8,3,224,224)")
         batches = synthetic_batches(shape, classes, count, seed)
         return "synthetic", _reconstructing(batches) if reconstruct else batches
-    if data == "fashion-mnist":
-        images, labels = _fashion_mnist(normalised=not reconstruct)
-        batches = _from_arrays(images, labels, batch_size, count, seed)
+    if data in DATA_ALIASES:
+        source = partial(_resolve_alias(data), batch_size=batch_size, seed=seed, normalised=not reconstruct)
+        batches = _limited(data, source, count)
         return data, _reconstructing(batches) if reconstruct else batches
     source = resolve(data)
     if not callable(source):
         raise UserError(f"--data {data} is a {type(source).__name__}, not a callable that makes batches")
+    return data, _limited(data, source, count)
 
-    def limited() -> Iterator[tuple[Tensor, ...]]:
-        for index, batch in enumerate(source()):
-            if index == count:
-                return
+
+def _resolve_alias(data: str) -> Callable[..., Any]:
+    """The callable that an alias stands for, which is not part of the installed package."""
+    try:
+        found: Callable[..., Any] = resolve(DATA_ALIASES[data])
+    except UserError as error:
+        raise UserError(
+            f"--data {data} needs the readers of the project's checkout: run thor there, "
+            "or give your own --data module:callable"
+        ) from error
+    return found
+
+
+def _limited(data: str, source: Callable[[], Any], count: int) -> Batches:
+    """The first ``count`` batches of a callable, as Tensors."""
+
+    def batches() -> Iterator[tuple[Tensor, ...]]:
+        for batch in islice(source(), count):
             if not isinstance(batch, (tuple, list)) or len(batch) < 2:
                 raise UserError(f"--data {data} must make batches (inputs, targets), but made a {type(batch).__name__}")
             yield tuple(item if isinstance(item, Tensor) else Tensor(np.asarray(item)) for item in batch)
 
-    return data, limited
+    return batches
 
 
-def _reconstructing(batches: Callable[[], Iterator[tuple[Tensor, ...]]]) -> Callable[[], Iterator[tuple[Tensor, ...]]]:
-    """Inputs as their own targets."""
+def _reconstructing(batches: Batches) -> Batches:
+    """Batches whose inputs are their own targets."""
 
     def own() -> Iterator[tuple[Tensor, ...]]:
         for inputs, *_ in batches():
             yield inputs, inputs
 
     return own
-
-
-def _from_arrays(
-    images: np.ndarray, labels: np.ndarray, batch_size: int, count: int, seed: int
-) -> Callable[[], Iterator[tuple[Tensor, ...]]]:
-    def batches() -> Iterator[tuple[Tensor, ...]]:
-        order = np.random.default_rng(seed).permutation(len(images))
-        for index in range(min(count, len(images) // batch_size)):
-            rows = order[index * batch_size : (index + 1) * batch_size]
-            yield Tensor(images[rows]), Tensor(labels[rows])
-
-    return batches
-
-
-def _fashion_mnist(normalised: bool) -> tuple[np.ndarray, np.ndarray]:
-    """As scripts/train.py feeds it, [N, 1, 28, 28] float32: normalised, or in [0, 1] where it is to be reproduced."""
-    try:
-        reader, feeds = map(importlib.import_module, ("scripts.data.fashion_mnist", "scripts.data.factory"))
-    except ImportError as error:
-        raise UserError(
-            "--data fashion-mnist needs the readers of the project's checkout: run thor there, "
-            "or give your own --data module:callable"
-        ) from error
-    try:
-        split = reader.load(reader.resolve(), "train")
-    except Exception as error:  # the reader's own errors say what to do
-        raise UserError(str(error)) from error
-    images = split.images[:, None].astype(np.float32) / 255.0
-    if normalised:
-        images = (images - np.float32(feeds.FASHION_MEAN)) / np.float32(feeds.FASHION_STD)
-    return images, split.labels.astype(np.int32)

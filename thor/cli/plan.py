@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from first_order.checks import check_int, number
+from thor.cli import arguments
+from thor.cli.terminal import console, say
 from thor.factors.blocks import SPLITS, BlockPlan
 from thor.profile.profile_file import Profile
 from thor.runtime.json_files import parse
-from thor.settings.options import GATHERS_PER_INTERVAL, default_factor_interval
+from thor.settings.gathering import GATHERS_PER_INTERVAL, default_factor_interval
 from thor.simulation import report
 from thor.simulation.network import Link, Network
 from thor.simulation.simulate import Estimate, Settings, simulate
-from thor.simulation.workload import layer_loads
+from thor.simulation.workload import LayerLoad, layer_loads
 
-console = Console()
 USUAL_SHARES = (0.5, 0.125)  # of the ranks, which hold a layer's inverses
 #: What gathering factors adds to a step, in first-order steps: ResNet-20's curvature step (1.82) less its plain step
 #: (1.02), on a CPU (docs/speed.md, "What a step costs"). On other devices an assumption: give --factor-ms.
@@ -37,7 +37,125 @@ BANDWIDTH, BANDWIDTH_BETWEEN = 30.0, 12.5
 LATENCY, LATENCY_BETWEEN = 10.0, 20.0
 
 
-def plan_command(
+@dataclass(frozen=True, kw_only=True)
+class PlanSettings:
+    """What ``thor plan`` is told.
+
+    Args:
+        profile: file of ``thor profile``, with the layers and the seconds of an inverse.
+        step_ms: a first-order step of ``batch`` examples on a device.
+        batch: examples a device.
+        devices: numbers of devices to simulate, as text.
+        step_devices: number of devices on which ``step_ms`` was measured.
+        factor_ms: time for gathering all factors; None for a share of ``step_ms``.
+        precondition_ms: time for preconditioning all layers on a device; None for a share of ``step_ms``.
+        interval: steps from one refresh to the next.
+        factor_interval: steps from one gathering of factors to the next; None for the training's default.
+        block_size: largest block; None for the profile's choice.
+        split: how a factor is approximated.
+        fractions: shares of the ranks that hold a layer's inverses, as text; None for the usual ones that divide.
+        per: what one rank inverts whole: layer, factor or block.
+        overlap: share of the gradients' all-reduce that hides behind the backward pass.
+        network: file of measured links; None for those of the following four.
+        latency_us: microseconds of a hop inside a node.
+        bandwidth: GB/s inside a node.
+        latency_between_us: microseconds of a hop between nodes.
+        bandwidth_between: GB/s between nodes.
+        node: devices of a node.
+        algorithm: ring, halving or auto.
+        measured: file of measured steps to compare with.
+        out: where the numbers go; None writes nothing.
+    """
+
+    profile: Path
+    step_ms: float
+    batch: int
+    devices: str
+    step_devices: int
+    factor_ms: float | None
+    precondition_ms: float | None
+    interval: int
+    factor_interval: int | None
+    block_size: int | None
+    split: str
+    fractions: str | None
+    per: str
+    overlap: float
+    network: Path | None
+    latency_us: float
+    bandwidth: float
+    latency_between_us: float
+    bandwidth_between: float
+    node: int
+    algorithm: str
+    measured: Path | None
+    out: Path | None
+
+    def __post_init__(self) -> None:
+        if self.out is not None:
+            arguments.json_with_picture("--out", self.out)
+        for count in self.counts:
+            self.shares(count)
+        _ = self.simulation, self.links, self.times  # each checks its part
+
+    @cached_property
+    def counts(self) -> list[int]:
+        """The numbers of devices to simulate."""
+        return arguments.counts("--devices", self.devices)
+
+    def shares(self, devices: int) -> list[float]:
+        """Shares of ``devices`` ranks that hold a layer's inverses."""
+        if self.fractions is not None:
+            return arguments.fractions("--fractions", self.fractions)
+        return [share for share in USUAL_SHARES if devices % round(1 / share) == 0]
+
+    @cached_property
+    def simulation(self) -> Settings:
+        """The settings of the simulation, with what is assumed where a time was not given."""
+        return Settings(
+            step_ms=self.step_ms, step_devices=self.step_devices, batch=self.batch,
+            factor_ms=FACTOR_SHARE * self.step_ms if self.factor_ms is None else self.factor_ms,
+            precondition_ms=PRECONDITION_SHARE * self.step_ms if self.precondition_ms is None else self.precondition_ms,
+            interval=self.interval,
+            factor_interval=self.factor_interval or default_factor_interval(self.interval),
+            overlap=self.overlap, per=self.per,
+        )  # fmt: skip
+
+    @cached_property
+    def links(self) -> Network:
+        """The links among the devices: measured ones, or those of the flags."""
+        if self.network is not None:
+            return Network.load(self.network)
+        inside = _link("", self.latency_us, self.bandwidth)
+        between = _link("-between", self.latency_between_us, self.bandwidth_between)
+        return Network.uniform(inside, between, node=self.node, algorithm=self.algorithm)
+
+    @cached_property
+    def times(self) -> list[dict[str, Any]] | None:
+        """The measured steps to compare with."""
+        return None if self.measured is None else read_measured(self.measured)
+
+    def blocks(self, found: Profile) -> BlockPlan:
+        """How the factors of a profiled network are cut."""
+        size = found.crossing().chosen if self.block_size is None else self.block_size
+        return BlockPlan(block_size=size, split=self.split)
+
+    def estimates(self, loads: Sequence[LayerLoad]) -> list[Estimate]:
+        """Every strategy on every number of devices."""
+        return [
+            each
+            for count in self.counts
+            for each in simulate(loads, self.simulation, self.links, count, self.shares(count))
+        ]
+
+    def comparison(self, estimates: Sequence[Estimate]) -> Table | None:
+        """A table of predictions and measured steps; None where no file of measured steps was given."""
+        if self.measured is None or self.times is None:
+            return None
+        return compared(estimates, self.times, self.measured)
+
+
+def plan(
     profile: Annotated[Path, typer.Option(help="what thor profile measured: layers, and seconds of an inverse")],
     step_ms: Annotated[float, typer.Option(help="a first-order step of --batch examples on a device")],
     batch: Annotated[int, typer.Option(help="examples a device")],
@@ -76,77 +194,49 @@ def plan_command(
     out: Annotated[Path | None, typer.Option(help="where the numbers go, as .json; the picture beside it")] = None,
 ) -> None:  # fmt: skip
     """Predict step times on many devices, for every way to share the inverses among them."""
-    if out is not None and out.suffix != ".json":
-        raise ValueError(f"--out {out}: give a name that ends in .json; the picture is written beside it")
-    counts = _listed("--devices", devices, int)
-    shares = _listed("--fractions", fractions, float) if fractions is not None else None
-    for count in counts:
-        check_int("--devices", count, 1)
-    settings = Settings(
-        step_ms=step_ms, step_devices=step_devices, batch=batch,
-        factor_ms=FACTOR_SHARE * step_ms if factor_ms is None else factor_ms,
-        precondition_ms=PRECONDITION_SHARE * step_ms if precondition_ms is None else precondition_ms,
-        interval=interval,
-        factor_interval=default_factor_interval(interval) if factor_interval is None else factor_interval,
-        overlap=overlap, per=per,
-    )  # fmt: skip
-    if network is not None:
-        links = Network.load(network)
-    else:
-        inside, between = _link("", latency_us, bandwidth), _link("-between", latency_between_us, bandwidth_between)
-        links = Network.uniform(inside, between, node=node, algorithm=algorithm)
-    times = read_measured(measured) if measured is not None else []
-    found = Profile.load(profile)
-    plan = BlockPlan(block_size=found.crossing().chosen if block_size is None else block_size, split=split)
-    loads = layer_loads(found, plan)
-    estimates = [
-        each
-        for count in counts
-        for each in simulate(loads, settings, links, count, _dividing(count) if shares is None else shares)
-    ]
-    beside = compared(estimates, times, measured) if measured is not None else None
-    name = found.settings.get("network", profile.stem)
-    about = f"{name}, {plan.describe()}, inverses of {found.environment['device']}, refresh every {interval} steps"
-    console.print(about, markup=False, highlight=False)
-    console.print(report.table(estimates, batch))
+    settings = PlanSettings(**locals())
+    found = Profile.load(settings.profile)
+    blocks = settings.blocks(found)
+    loads = layer_loads(found, blocks)
+    estimates = settings.estimates(loads)
+    comparison = settings.comparison(estimates)
+    about = (
+        f"{found.settings.get('network', settings.profile.stem)}, {blocks.describe()}, "
+        f"inverses of {found.environment['device']}, refresh every {settings.interval} steps"
+    )
+    say(about, wrap=True)
+    console.print(report.table(estimates, settings.batch))
     for line in report.verdicts(estimates):
-        console.print(line, markup=False, highlight=False)
-    for line in _assumed(settings, factor_ms is None, precondition_ms is None, network):
-        console.print(line, style="yellow", markup=False, highlight=False)
-    if beside is not None:
-        console.print(beside)
-    if out is not None:
-        picture = out.with_suffix(".png")
-        report.draw(estimates, picture, about)
-        numbers = {"profile": str(profile), "plan": plan.describe(), "settings": asdict(settings),
-                   "network": links.to_dict()}  # fmt: skip
-        out.write_text(json.dumps(report.to_dict(estimates, numbers), indent=1), encoding="utf-8")
-        console.print(f"wrote {out} and {picture}", markup=False, highlight=False, soft_wrap=True)
+        say(line, wrap=True)
+    for line in (*_assumed(settings), *_extrapolated(loads, found.dims)):
+        say(line, "yellow", wrap=True)
+    if comparison is not None:
+        console.print(comparison)
+    if settings.out is not None:
+        _write(settings, settings.out, estimates, blocks, about)
 
 
-def _dividing(devices: int) -> list[float]:
-    """Of the usual shares those that are groups of so many devices."""
-    return [share for share in USUAL_SHARES if devices % round(1 / share) == 0]
-
-
-def _listed(name: str, text: str, kind: type[int] | type[float]) -> list[Any]:
-    """Numbers with commas between them, ascending, each once."""
-    try:
-        return sorted({kind(part) for part in text.split(",")})
-    except ValueError:
-        example = "8,64,256" if kind is int else "0.5,0.125"
-        raise ValueError(f"{name} {text!r}: give numbers with commas between them, as in {example}") from None
+def _write(settings: PlanSettings, out: Path, estimates: Sequence[Estimate], blocks: BlockPlan, about: str) -> None:
+    """Write the numbers as JSON, and the picture under the same name with .png."""
+    picture = out.with_suffix(".png")
+    report.draw(estimates, picture, about)
+    numbers = {
+        "profile": str(settings.profile), "plan": blocks.describe(), "settings": asdict(settings.simulation),
+        "network": settings.links.to_dict(),
+    }  # fmt: skip
+    out.write_text(json.dumps(report.to_dict(estimates, numbers), indent=1), encoding="utf-8")
+    say(f"wrote {out} and {picture}")
 
 
 def _link(which: str, latency_us: float, bandwidth: float) -> Link:
     """One kind of link from its two flags."""
-    number(f"--latency{which}-us", latency_us, 0.0)
-    number(f"--bandwidth{which} (GB/s)", bandwidth, 0.0, open_low=True)
+    arguments.not_negative(f"--latency{which}-us", latency_us)
+    arguments.positive(f"--bandwidth{which} (GB/s)", bandwidth)
     return Link(latency_us * 1e-6, 1e-9 / bandwidth)
 
 
 def compared(estimates: Sequence[Estimate], times: list[dict[str, Any]], path: Path) -> Table:
-    """Predictions beside the measured steps of a file; a ValueError names the file."""
+    """A table of predictions and the measured steps of a file; a ValueError names the file."""
     try:
         return report.comparison(estimates, times)
     except ValueError as error:
@@ -154,7 +244,7 @@ def compared(estimates: Sequence[Estimate], times: list[dict[str, Any]], path: P
 
 
 def read_measured(path: Path) -> list[dict[str, Any]]:
-    """A list of measured steps; what a line must hold, report.comparison says."""
+    """The list of measured steps in a file; :func:`thor.simulation.report.comparison` checks each step."""
     try:
         data = parse(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -166,15 +256,29 @@ def read_measured(path: Path) -> list[dict[str, Any]]:
     return data
 
 
-def _assumed(settings: Settings, factor: bool, precondition: bool, network: Path | None) -> list[str]:
-    """What was not given, and was taken instead."""
+def _assumed(settings: PlanSettings) -> list[str]:
+    """A line for each time that was assumed, because it was not given."""
     lines = []
-    if factor:
-        lines.append(f"assumed: gathering factors takes {report.milliseconds(settings.factor_ms)} ms "
+    simulation = settings.simulation
+    if settings.factor_ms is None:
+        lines.append(f"assumed: gathering factors takes {report.milliseconds(simulation.factor_ms)} ms "
                      f"({FACTOR_SHARE:g} steps, as ResNet-20 on a CPU); --factor-ms gives it")  # fmt: skip
-    if precondition:
-        lines.append(f"assumed: preconditioning takes {report.milliseconds(settings.precondition_ms)} ms "
+    if settings.precondition_ms is None:
+        lines.append(f"assumed: preconditioning takes {report.milliseconds(simulation.precondition_ms)} ms "
                      f"({PRECONDITION_SHARE:g} steps, as ResNet-20 on a CPU); --precondition-ms gives it")  # fmt: skip
-    if network is None:
+    if settings.network is None:
         lines.append("links are those of the flags, not measured; --network takes measured ones")
+    return lines
+
+
+def _extrapolated(loads: Sequence[LayerLoad], dims: Sequence[int]) -> list[str]:
+    """A line where blocks are larger or smaller than all that were profiled."""
+    sizes = [factor.size for load in loads for factor in load.factors]
+    lines = []
+    if max(sizes) > dims[-1]:
+        lines.append(f"assumed: inverting a block of {max(sizes)} takes its size cubed, from {dims[-1]}, the largest "
+                     f"profiled; thor profile --dims measures it")  # fmt: skip
+    if min(sizes) < dims[0]:
+        lines.append(f"assumed: inverting a block of {min(sizes)} takes as long as one of {dims[0]}, the smallest "
+                     f"profiled; thor profile --dims measures it")  # fmt: skip
     return lines

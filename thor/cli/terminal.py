@@ -1,12 +1,13 @@
-"""What the sub-commands share: the console, errors in one line, progress, and what an interrupt keeps."""
+"""Helpers shared by the commands: the console, errors in one line, progress, and what an interrupt keeps."""
 
 from __future__ import annotations
 
+import functools
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,40 +15,36 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from thor.profile.profile_file import Profile, ProfileError
+from thor.profile.profile_file import Profile
 from thor.runtime.errors import UserError
 
 console = Console()
 
-
-INTERRUPTED = 130
-
-
-def _say(text: str) -> None:
-    """One line as it is: paths may hold what rich takes for markup, and are not to be wrapped."""
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
+USAGE_ERROR = 2
+INTERRUPTED = 130  # as a shell reports Ctrl-C
 
 
-@contextmanager
-def _clear_errors() -> Iterator[None]:
-    """One line for what the user can mend, no traceback."""
-    try:
-        yield
-    except (
-        UserError,
-        ProfileError,
-        ValueError,
-        TypeError,
-        MemoryError,
-        FloatingPointError,
-        OSError,
-    ) as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from error
+def say(text: str, style: str | None = None, *, wrap: bool = False) -> None:
+    """Print a text literally: brackets in paths are no markup. A long line is not wrapped unless told."""
+    console.print(text, style=style, markup=False, highlight=False, soft_wrap=not wrap)
+
+
+def clear_errors(command: Callable[..., None]) -> Callable[..., None]:
+    """A command that answers errors a user can mend with one line and exit status 2, without a traceback."""
+
+    @functools.wraps(command)
+    def run(*args: object, **kwargs: object) -> None:
+        try:
+            command(*args, **kwargs)
+        except (UserError, ValueError, TypeError, MemoryError, FloatingPointError, OSError) as error:
+            typer.echo(f"error: {error}", err=True)
+            raise typer.Exit(USAGE_ERROR) from error
+
+    return run
 
 
 @contextmanager
-def _interruptible() -> Iterator[None]:
+def interruptible() -> Iterator[None]:
     """Let Ctrl-C, and a SIGTERM, raise KeyboardInterrupt.
 
     MindSpore takes SIGINT for itself once it has run an operator, and answers it by sending its own process a SIGTERM,
@@ -66,8 +63,8 @@ def _interruptible() -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: not set by Python
 
 
-class _Saver:
-    """Writes the growing profile, at most every few seconds."""
+class ProfileSaver:
+    """Writes the growing profile to a file, at most every few seconds; without a path it writes nothing."""
 
     def __init__(self, path: Path | None, every: float = 5.0):
         self.path, self.every = path, every
@@ -80,13 +77,14 @@ class _Saver:
             self.flush()
 
     def flush(self) -> None:
+        """Write what has not been written yet."""
         if self.path is not None and self.waiting is not None:
             self.waiting.save(self.path)
             self.last, self.waiting = time.monotonic(), None
 
 
-class _Bars:
-    """One live bar for the stage at hand, with the time that is left; one line a stage where nobody watches."""
+class ProgressBars:
+    """A live bar for the current stage with the time left; where output is no terminal, one line a stage."""
 
     def __init__(self) -> None:
         self.progress = Progress(
@@ -96,7 +94,7 @@ class _Bars:
         )  # fmt: skip
         self.current: TaskID | None = None
 
-    def __enter__(self) -> _Bars:
+    def __enter__(self) -> ProgressBars:
         self.progress.start()
         return self
 
@@ -104,6 +102,7 @@ class _Bars:
         self.progress.stop()
 
     def stage(self, name: str, total: float) -> None:
+        """Start a stage of ``total`` units of work."""
         if self.current is not None:
             self.progress.remove_task(self.current)
         if self.progress.disable:
@@ -111,5 +110,6 @@ class _Bars:
         self.current = self.progress.add_task(name, total=total)
 
     def advance(self, amount: float) -> None:
+        """So much of the stage is done."""
         if self.current is not None:
             self.progress.advance(self.current, amount)

@@ -17,7 +17,7 @@ from mindspore import Tensor, nn
 
 from thor.capture.targets import Target
 from thor.profile.measure import Task, environment, measure
-from thor.profile.profile_file import Profile, ProfileError
+from thor.profile.profile_file import Profile
 from thor.runtime.memory import available_memory
 
 logger = logging.getLogger("thor")
@@ -47,7 +47,7 @@ def cached(path: Path) -> Profile | None:
     """The profile of an earlier run; None if there is none, or if its file cannot be used (logged as a warning)."""
     try:
         return Profile.load(path) if path.exists() else None
-    except (ProfileError, OSError) as error:
+    except (ValueError, OSError) as error:
         logger.warning("the kept profile cannot be used, the first step measures again: %s", error)
         return None
 

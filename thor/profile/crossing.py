@@ -110,6 +110,8 @@ def read_curves(path: str | Path) -> tuple[list[int], list[float], list[float]]:
         with path.open(newline="", encoding="utf-8-sig") as file:  # spreadsheets write a byte order mark
             reader = csv.DictReader(file, skipinitialspace=True)
             rows, columns = list(reader), set(reader.fieldnames or ())
+    except FileNotFoundError:
+        raise ValueError(f"{path}: no such file") from None
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"{path}: cannot be read: {error}") from error
     timed = "time" in columns

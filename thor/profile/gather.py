@@ -7,6 +7,7 @@ limit. Each group is compiled once and run on every batch; its statistics are su
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -131,26 +132,20 @@ def gather(
         slots = [_Slots(target) for target in targets]
         weights = [target.weight for target in targets] + [t.bias for t in targets if t.bias is not None]
         variables = [*(p for slot in slots for p in slot.parameters), *weights]
-        differentiate = ms.value_and_grad(_forward(net, loss_fn), None, variables)
-
-        @ms.jit
-        def step(*inputs):
-            loss, gradients = differentiate(*inputs)
-            return (loss,) + gradients
-
-        sums: list[np.ndarray] = []
-        count = 0
-        for inputs in batches():
-            loss, *fresh = step(*inputs)
-            if not np.isfinite(loss.asnumpy()):
-                raise FloatingPointError(f"the loss of batch {count} is {loss.asnumpy()}: nothing can be profiled")
-            if not sums:
-                sums = [value.asnumpy().copy() for value in fresh]
-            else:
-                for total, value in zip(sums, fresh, strict=True):
-                    total += value.asnumpy()
-            count += 1
-            on_batch()
+        with _compiled(net, loss_fn, variables) as step:
+            sums: list[np.ndarray] = []
+            count = 0
+            for inputs in batches():
+                loss, *fresh = step(*inputs)
+                if not np.isfinite(loss.asnumpy()):
+                    raise FloatingPointError(f"the loss of batch {count} is {loss.asnumpy()}: nothing can be profiled")
+                if not sums:
+                    sums = [value.asnumpy().copy() for value in fresh]
+                else:
+                    for total, value in zip(sums, fresh, strict=True):
+                        total += value.asnumpy()
+                count += 1
+                on_batch()
     if not count:
         raise ValueError("there was no batch to profile with")
     for total in sums:
@@ -167,6 +162,26 @@ def gather(
         )
         for i, slot in enumerate(slots)
     ]  # fmt: skip
+
+
+@contextmanager
+def _compiled(net: nn.Cell, loss_fn: Callable[..., Any] | None, variables: list[Parameter]) -> Iterator[Any]:
+    """A compiled function of a batch that returns the loss and the gradients of ``variables``.
+
+    MindSpore keeps a reference to every function that it has compiled. Therefore the function lets go of the network at
+    the end: otherwise each profiled network would stay in memory.
+    """
+    differentiate = ms.value_and_grad(_forward(net, loss_fn), None, variables)
+
+    @ms.jit
+    def step(*inputs):
+        loss, gradients = differentiate(*inputs)
+        return (loss,) + gradients
+
+    try:
+        yield step
+    finally:
+        differentiate = None
 
 
 def _forward(net: nn.Cell, loss_fn: Callable[..., Any] | None) -> Callable[..., Any]:

@@ -26,10 +26,6 @@ FORMAT, VERSION = "thor-profile", 1
 ENVIRONMENT = ("device", "inverse", "mindspore", "machine", "cores")
 
 
-class ProfileError(ValueError):
-    """A profile file cannot be used; the message says why."""
-
-
 @dataclass
 class FactorMeasure:
     """One factor: its spectral norm and, per candidate, the paper's loss and the error of each split (spectral.py)."""
@@ -154,36 +150,34 @@ class Profile:
         """Read a profile.
 
         Raises:
-            ProfileError: if the file cannot be read or is invalid, or is incomplete and ``partial`` is False.
+            ValueError: if the file cannot be read or is invalid, or is incomplete and ``partial`` is False.
         """
         path = Path(path)
         try:
             data = parse(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
-            raise ProfileError(
+            raise ValueError(
                 f"{path}: no such profile; measure one with: thor profile MODULE:CALLABLE --out {path}"
             ) from None
         except (OSError, UnicodeDecodeError) as error:
-            raise ProfileError(f"{path}: cannot be read: {error}") from error
-        except ValueError as error:  # includes an integer with too many digits for int()
-            raise ProfileError(f"{path}: corrupt or truncated JSON ({error}); measure it again") from error
+            raise ValueError(f"{path}: cannot be read: {error}") from error
+        except ValueError as error:  # also of a number with thousands of digits
+            raise ValueError(f"{path}: corrupt or truncated JSON ({error}); measure it again") from error
         profile = cls.from_dict(data, str(path))
         if not profile.complete and not partial:
-            raise ProfileError(
-                f"{path}: the measurement was interrupted; run the same thor profile command to finish it"
-            )
+            raise ValueError(f"{path}: the measurement was interrupted; run the same thor profile command to finish it")
         return profile
 
     @classmethod
     def from_dict(cls, data: Any, source: str = "profile") -> Profile:
         """Build and check a profile from the content of a file; ``source`` names it in errors."""
         if not isinstance(data, dict) or data.get("format") != FORMAT:
-            raise ProfileError(f"{source}: not a profile of thor (no format = {FORMAT!r})")
+            raise ValueError(f"{source}: not a profile of thor (no format = {FORMAT!r})")
         version = data.get("version")
         if not isinstance(version, int) or version < 1:
-            raise ProfileError(f"{source}: version must be a positive integer, but is {version!r}")
+            raise ValueError(f"{source}: version must be a positive integer, but is {version!r}")
         if version > VERSION:
-            raise ProfileError(
+            raise ValueError(
                 f"{source}: version {version} is newer than this thor's {VERSION}; upgrade, or measure again"
             )
         try:
@@ -199,7 +193,7 @@ class Profile:
             )  # fmt: skip
             profile._check()
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            raise ProfileError(f"{source}: a part is missing or wrong: {type(error).__name__}: {error}") from error
+            raise ValueError(f"{source}: a part is missing or wrong: {type(error).__name__}: {error}") from error
         return profile
 
     def _check(self) -> None:

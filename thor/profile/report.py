@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.colors import LogNorm
-from matplotlib.figure import Figure
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
 from thor.profile.layer_plan import choose_per_layer
 from thor.profile.profile_file import Profile
+
+if TYPE_CHECKING:  # matplotlib takes long to import: only what draws a picture imports it
+    from matplotlib.axes import Axes
+    from matplotlib.colors import LogNorm
+    from matplotlib.figure import Figure
 
 PREDICTOR = (
     "Trust the error most, then the cosine: on Fashion-MNIST's autoencoder their means ranked splits and sizes as "
@@ -139,6 +142,9 @@ def duration(seconds: float) -> str:
 
 def draw(profile: Profile, path: Path) -> None:
     """Draw the two curves with their crossing, and the loss of every factor at every block size."""
+    from matplotlib.colors import LogNorm
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(13, 5.2), layout="constrained")  # not pyplot, which would look for a display
     left, right = figure.subplots(1, 2, width_ratios=(1, 1.15))
     crossing, dims = profile.crossing(), profile.dims

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from thor.report import figures
-from thor.report.metrics_file import Line, LinesError, read_lines
+from thor.report.metrics_file import Line, read_lines
 from thor.runtime.errors import UserError
 from thor.runtime.json_files import parse
 
@@ -64,10 +64,7 @@ def read(folder: Path) -> RunFiles:
     metrics = folder / "metrics.jsonl"
     if not metrics.is_file():
         raise UserError(f"{folder}: no run to report on, {metrics.name} is missing")
-    try:
-        lines = read_lines(metrics)
-    except LinesError as error:
-        raise UserError(str(error)) from None
+    lines = read_lines(metrics)
     if not lines:
         raise UserError(f"{metrics}: holds no complete line yet")
     summary, config = folder / "summary.json", folder / "config.yaml"

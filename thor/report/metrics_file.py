@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from thor.curvature.trace_rule import Decision
+from thor.runtime.errors import UserError
 from thor.runtime.json_files import parse
 
 Line = dict[str, Any]
@@ -16,10 +17,6 @@ DECISIONS = tuple(decision.name for decision in Decision)
 #: Metrics of the test set; a line with ``test_loss`` has at least one of them.
 TEST_METRICS = ("test_accuracy", "test_error")
 SCORES = ("test_loss", *TEST_METRICS, "test_top5")
-
-
-class LinesError(ValueError):
-    """A metrics file cannot be used. The message names the line, its fault and what to do."""
 
 
 def _is_number(value: Any) -> bool:
@@ -67,23 +64,23 @@ def read_lines(path: Path) -> list[Line]:
     """All complete lines of the file; a last line without a newline is still being written and is left out.
 
     Raises:
-        LinesError: if the file cannot be read or a line is damaged.
+        UserError: if the file cannot be read or a line is damaged.
     """
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise LinesError(f"{path}: cannot be read ({error})") from None
+        raise UserError(f"{path}: cannot be read ({error})") from None
     lines = []
     for number, line in enumerate(text.split("\n")[:-1], start=1):
         try:
             lines.append(parse(line))
         except ValueError as error:
             why = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
-            raise LinesError(f"{path}, line {number}: not JSON ({why}); correct or remove it") from None
+            raise UserError(f"{path}, line {number}: not JSON ({why}); correct or remove it") from None
     for number, found in enumerate(lines, start=1):
         wrong = _wrong_with(found)
         if wrong:
-            raise LinesError(f"{path}, line {number}: {wrong}; correct or remove the line")
+            raise UserError(f"{path}, line {number}: {wrong}; correct or remove the line")
     return lines
 
 

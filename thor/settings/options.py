@@ -10,13 +10,12 @@ from first_order.checks import check_int, flag, number
 from thor.capture.targets import skip_patterns
 from thor.curvature.trace_rule import TraceRule
 from thor.factors.blocks import BlockPlan
-from thor.profile.profile_file import Profile, ProfileError
+from thor.profile.profile_file import Profile
+from thor.settings.gathering import default_factor_interval
 from thor.settings.schedules import HostSchedule
 
 DEFAULT_BLOCK_SIZE = 128
 WEIGHT_DECAY_MODES = ("coupled", "decoupled")
-#: Steps per refresh interval that gather factors for the running average, where ``factor_interval`` is not set.
-GATHERS_PER_INTERVAL = 10
 
 
 @dataclass(frozen=True)
@@ -48,11 +47,6 @@ class Options:
         return every if self.factor_decay == 0 else default_factor_interval(every)
 
 
-def default_factor_interval(interval: int) -> int:
-    """The default ``factor_interval`` with a running average, in steps: a tenth of the refresh interval."""
-    return max(1, interval // GATHERS_PER_INTERVAL)
-
-
 def block_plan(block_size: Any, split: str, rank: int) -> BlockPlan:
     """The plan for the setting ``block_size``: an int, the path of a profile, or a BlockPlan.
 
@@ -71,12 +65,13 @@ def block_plan(block_size: Any, split: str, rank: int) -> BlockPlan:
         return block_size
     if isinstance(block_size, (str, os.PathLike)):
         try:
-            return Profile.load(os.fspath(block_size)).plan(split=split, rank=rank)
-        except ProfileError as error:
-            raise ProfileError(
+            profile = Profile.load(os.fspath(block_size))
+        except ValueError as error:
+            raise ValueError(
                 f"block_size must be an int, 'auto', the path of a profile or a thor.BlockPlan, "
                 f"but got {block_size!r}: {error}"
             ) from error
+        return profile.plan(split=split, rank=rank)
     if isinstance(block_size, bool) or not isinstance(block_size, int):
         raise TypeError(
             f"block_size must be an int of at least 1, 'auto', the path of a profile or a thor.BlockPlan, "

@@ -31,10 +31,6 @@ CHOICES = ("auto", *ALGORITHMS)
 FORMAT = "thor-network"
 
 
-class NetworkError(ValueError):
-    """A file of measured collectives cannot be used; the message says why."""
-
-
 def hops_and_volume(collective: str, ranks: int, algorithm: str) -> tuple[float, float]:
     """(hops, volume) of a collective: the sequential messages, and the bytes sent per byte of its size."""
     if collective not in COLLECTIVES:
@@ -125,21 +121,17 @@ class Network:
 
     @classmethod
     def load(cls, path: str | Path) -> Network:
-        """Read a file written by ``scripts/bench/collectives.py``.
-
-        Raises:
-            NetworkError: if the file cannot be read or is invalid.
-        """
+        """What ``scripts/bench/collectives.py`` wrote; a ValueError says what is wrong with it."""
         try:
             data = parse(Path(path).read_text(encoding="utf-8"))
         except FileNotFoundError:
-            raise NetworkError(
+            raise ValueError(
                 f"{path}: no such file; measure one with: python scripts/bench/collectives.py --out {path}"
             ) from None
         except (OSError, ValueError) as error:
-            raise NetworkError(f"{path}: cannot be read as JSON: {error}") from error
+            raise ValueError(f"{path}: cannot be read as JSON: {error}") from error
         if not isinstance(data, dict) or data.get("format") != FORMAT:
-            raise NetworkError(f"{path}: not measured collectives of thor (no format = {FORMAT!r})")
+            raise ValueError(f"{path}: not measured collectives of thor (no format = {FORMAT!r})")
         try:
             inside, outside = (
                 None if data[key] is None else {name: Link(**link) for name, link in data[key].items()}
@@ -149,4 +141,4 @@ class Network:
                 raise ValueError("links must be given")
             return cls(inside, outside, data["node"], data["algorithm"])
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            raise NetworkError(f"{path}: a part is missing or wrong: {type(error).__name__}: {error}") from error
+            raise ValueError(f"{path}: a part is missing or wrong: {type(error).__name__}: {error}") from error

@@ -7,16 +7,15 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import matplotlib
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import NullLocator
 from rich import box
 from rich.table import Table
 
 from thor.simulation.simulate import NAIVE, Estimate, share_name
+
+if TYPE_CHECKING:  # matplotlib takes long to import: only what draws a picture imports it
+    from matplotlib.axes import Axes
 
 FORMAT, VERSION = "thor-plan", 1
 #: The kinds of step that can be measured; each names the property of Parts that predicts it.
@@ -136,8 +135,10 @@ def to_dict(estimates: Sequence[Estimate], about: Mapping[str, Any]) -> dict[str
 
 
 def draw(estimates: Sequence[Estimate], path: Path, title: str) -> None:
-    """Draw the parts of a step beyond forward, backward and update, and the step time over devices."""
-    figure = Figure(figsize=(15, 6.2), layout="constrained")  # not pyplot, which would look for a display
+    """Where the time beyond forward, backward and update goes, and the step's time over devices."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(15, 6.2), layout="constrained")  # no pyplot: no display is looked for
     left, right = figure.subplots(1, 2, width_ratios=(1.7, 1))
     _draw_parts(left, estimates)
     _draw_steps(right, estimates)
@@ -147,7 +148,9 @@ def draw(estimates: Sequence[Estimate], path: Path, title: str) -> None:
 
 
 def _draw_parts(axes: Axes, estimates: Sequence[Estimate]) -> None:
-    """Draw a stacked bar for each strategy, grouped by number of devices."""
+    """A stacked bar for each strategy, in groups of devices."""
+    from matplotlib import colormaps
+
     at: list[float] = []
     ticks: list[tuple[str, float]] = []
     place = 0.0
@@ -158,7 +161,7 @@ def _draw_parts(axes: Axes, estimates: Sequence[Estimate]) -> None:
             place += 1.0
         ticks.append((f"{devices} devices" if not ticks else str(devices), (start + place - 1) / 2))
         place += 0.8
-    colours = matplotlib.colormaps["tab10"].colors  # type: ignore[attr-defined]
+    colours = colormaps["tab10"].colors  # type: ignore[attr-defined]
     bottom = [0.0] * len(estimates)
     for index, (name, label) in enumerate(list(PARTS.items())[1:]):
         heights = [getattr(estimate.per_step, name) * 1e3 for estimate in estimates]
@@ -176,7 +179,9 @@ def _draw_parts(axes: Axes, estimates: Sequence[Estimate]) -> None:
 
 
 def _draw_steps(axes: Axes, estimates: Sequence[Estimate]) -> None:
-    """Draw the step time of each strategy as a line, and mark the fastest."""
+    """A line for each strategy; the fastest is marked."""
+    from matplotlib.ticker import NullLocator
+
     for marker, strategy in zip(itertools.cycle("osD^vP*"), dict.fromkeys(e.strategy for e in estimates)):
         own = [estimate for estimate in estimates if estimate.strategy == strategy]
         style = "--" if strategy == NAIVE else "-"

@@ -55,6 +55,28 @@ def test_what_was_assumed_is_said(path):
     assert "assumed" not in plan(path, "--factor-ms", "8", "--precondition-ms", "1").stdout
 
 
+def without_ends(profile):
+    """A profile of the inner two of its four block sizes, 4 and 16."""
+    profile.dims = profile.dims[1:-1]
+    for layer in profile.layers:
+        layer.cosine = {split: curve[1:-1] for split, curve in layer.cosine.items()}
+        for factor in (layer.a, layer.g):
+            factor.loss = {order: curve[1:-1] for order, curve in factor.loss.items()}
+            factor.error = {split: curve[1:-1] for split, curve in factor.error.items()}
+    return profile
+
+
+def test_block_sizes_that_were_not_profiled_are_said_to_be_assumed(path):
+    assert "inverting a block" not in plan(path, "--block-size", "64").stdout
+    text = " ".join(plan(path, "--block-size", "999").stdout.split())
+    assert "inverting a block" not in text  # no factor has more than 64 rows
+    without_ends(plain_profile()).save(path)
+    text = " ".join(plan(path, "--block-size", "999").stdout.split())
+    assert "assumed: inverting a block of 60 takes its size cubed, from 16, the largest profiled" in text
+    assert "assumed: inverting a block of 3 takes as long as one of 4, the smallest profiled" in text
+    assert "thor profile --dims measures it" in text
+
+
 def test_verdicts_name_the_fastest_and_the_price_of_less_memory(path):
     said = plan(path, "--bandwidth", "1e6", "--latency-us", "0", "--latency-between-us", "0",
                 "--bandwidth-between", "1e6", "--precondition-ms", "4", "--fractions", "1").stdout  # fmt: skip

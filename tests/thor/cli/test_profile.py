@@ -1,20 +1,27 @@
 """The command line: one clear line for what the user can mend, exit code 2; 130 for an interrupt."""
 
-import json
+import gc
+import inspect
 import os
+import re
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import matplotlib.image
 import pytest
 from typer.testing import CliRunner
 
+from tests.support.paths import ROOT
 from tests.support.profiles import profile as plain_profile
-from thor.cli import app, network_argument, terminal
+from thor.cli import app, network_argument, profile, terminal
 from thor.profile import gather, timing
-from thor.profile.factor_shape import Timing
 from thor.profile.profile_file import Profile
+from thor.runtime.errors import UserError
 
 MODULE = """
+import weakref
 import numpy as np
 from mindspore import nn
 
@@ -28,6 +35,19 @@ def batches():
     for seed in range(2):
         rng = np.random.default_rng(seed)
         yield rng.standard_normal((8, 6)).astype(np.float32), np.arange(8, dtype=np.int32) % 3
+
+def mobile():
+    import mindcv.models.mobilenetv2  # after which the interpreter ends its modules in another order
+    return build()
+
+class Counted(nn.SequentialCell):
+    made, alive = 0, weakref.WeakSet()
+
+def counted(num_classes=3):
+    net = Counted(nn.Dense(6, num_classes))
+    Counted.made += 1
+    Counted.alive.add(net)
+    return net
 
 def nothing():
     return iter(())
@@ -286,18 +306,54 @@ def test_choose_takes_curves_from_elsewhere(tmp_path):
     assert thor("choose", path).stdout.startswith("block size 64: performance exceeds kept everywhere")
     path.write_text("dim,kept\n1,0.5\n")
     assert "needs a header with the columns dim, kept and time" in refused("choose", path)
-    assert "cannot be read" in refused("choose", tmp_path / "missing.csv")
+    assert "missing.csv: no such file" in refused("choose", tmp_path / "missing.csv")
 
 
-def test_the_profile_is_plain_json_with_every_raw_number(tmp_path):
-    made = plain_profile()
-    made.save(tmp_path / "p.json")
-    data = json.loads((tmp_path / "p.json").read_text())
-    assert Timing(**data["calls"]["16"]) == made.calls[16]
-    assert data["layers"][1]["a"]["loss"]["position"] == [0.7, 0.3, 0.008, 0.0]
+def settings(**changed):
+    """Settings of a command without options, but for some."""
+    given = inspect.signature(profile.profile).parameters
+    plain = {name: parameter.default for name, parameter in given.items()}
+    return profile.ProfileSettings(**plain | {"network": "tinynetwork:build"} | changed)
 
 
-def test_help_names_the_commands():
-    result = thor("--help")
-    assert result.exit_code == 0
-    assert all(word in result.stdout for word in ("profile", "show", "choose"))
+def test_settings_are_checked_and_make_what_is_measured(monkeypatch):
+    found = settings(input="8,6", classes=3, dims="4,1,4", memory=0.5, skip=["^2$"])
+    assert found.shape() == (8, 6) and found.block_sizes() == [1, 4] and found.held_bytes() == 2**29
+    assert settings().shape() is settings().block_sizes() is None
+    monkeypatch.setattr(profile, "available_memory", lambda: 10)
+    assert settings().held_bytes() == 5
+    task = found.task()
+    assert task.net[-1].out_channels == 3 and task.skip == ("^2$",) and task.dims == [1, 4]
+    assert task.describe["source"] == "synthetic" and task.describe["batch_size"] == 8
+    with pytest.raises(AttributeError):
+        found.rank = 3  # frozen
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("out", Path("p.png")), ("threshold", 1.0), ("damping", 0.0), ("budget", 0.0), ("memory", 0.0), ("input", "8"),
+     ("dims", "8")],
+)  # fmt: skip
+def test_settings_out_of_their_range_are_refused_with_option_and_value(name, value):
+    with pytest.raises((UserError, ValueError), match=rf"^--{name}\b.*{re.escape(str(value))}"):
+        settings(**{name: value})
+
+
+def test_the_network_is_gone_and_nothing_is_printed_as_the_interpreter_ends(code):
+    """MindSpore prints a traceback for each Cell that is still there after its module."""
+    program = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from thor.cli import main; main()"
+    for network in ("tinynetwork:build", "tinynetwork:mobile"):
+        command = [sys.executable, "-c", program, "profile", network, *TINY[1:]]
+        ended = subprocess.run(command, cwd=code, capture_output=True, text=True)
+        assert ended.returncode == 0, ended.stderr
+        assert "Exception ignored" not in ended.stderr and "Traceback" not in ended.stderr
+
+
+def test_a_command_lets_go_of_its_network(code):
+    import tinynetwork
+
+    result = thor("profile", "tinynetwork:counted", *TINY[1:])
+    assert result.exit_code == 0, result.output
+    assert thor("profile", "tinynetwork:counted", "--input", "8,7").exit_code == 2
+    gc.collect()
+    assert tinynetwork.Counted.made == 2 and not list(tinynetwork.Counted.alive)

@@ -3,6 +3,9 @@
 Tolerances: sums of some dozen float32 products, relative to the largest entry.
 """
 
+import gc
+import weakref
+
 import mindspore as ms
 import numpy as np
 import pytest
@@ -218,3 +221,12 @@ def test_synthetic_batches_are_seeded_normal_inputs_and_labels():
         np.testing.assert_array_equal(x.asnumpy(), x2.asnumpy())
         np.testing.assert_array_equal(y.asnumpy(), y2.asnumpy())
     assert not np.array_equal(first[0][0].asnumpy(), first[1][0].asnumpy())
+
+
+def test_a_network_is_let_go_of_once_it_was_profiled(mode):
+    net = nn.SequentialCell(nn.Dense(4, 3))
+    gone = weakref.ref(net)
+    collect(net, [(Tensor(np.ones((2, 4), np.float32)), Tensor(np.zeros((2, 3), np.float32)))])
+    del net
+    gc.collect()
+    assert gone() is None

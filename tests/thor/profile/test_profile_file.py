@@ -7,7 +7,8 @@ import pytest
 
 from tests.support.profiles import DIMS, profile, timing
 from thor import BlockPlan
-from thor.profile.profile_file import FORMAT, VERSION, Profile, ProfileError
+from thor.profile.factor_shape import Timing
+from thor.profile.profile_file import FORMAT, VERSION, Profile
 
 
 def test_what_is_read_is_what_was_written(tmp_path):
@@ -17,6 +18,14 @@ def test_what_is_read_is_what_was_written(tmp_path):
     assert Profile.load(tmp_path / "new" / "folder" / "profile.json") == made
 
 
+def test_the_profile_is_plain_json_with_every_raw_number(tmp_path):
+    made = profile()
+    made.save(tmp_path / "p.json")
+    data = json.loads((tmp_path / "p.json").read_text())
+    assert Timing(**data["calls"]["16"]) == made.calls[16]
+    assert data["layers"][1]["a"]["loss"]["position"] == [0.7, 0.3, 0.008, 0.0]
+
+
 def test_an_interrupted_profile_is_read_only_where_it_is_asked_for(tmp_path):
     path = tmp_path / "profile.json"
     part = profile(complete=False)
@@ -24,7 +33,7 @@ def test_an_interrupted_profile_is_read_only_where_it_is_asked_for(tmp_path):
     del part.refreshes[64], part.calls[64]
     part.save(path)
     assert Profile.load(path, partial=True) == part
-    with pytest.raises(ProfileError, match="profile.json: the measurement was interrupted; run the same thor profile"):
+    with pytest.raises(ValueError, match="profile.json: the measurement was interrupted; run the same thor profile"):
         Profile.load(path)
 
 
@@ -71,9 +80,9 @@ def test_a_save_that_is_broken_off_leaves_the_old_file_and_nothing_else(tmp_path
 
 
 def test_a_file_that_is_not_there_says_how_to_make_one(tmp_path):
-    with pytest.raises(ProfileError, match="p.json: no such profile; measure one with: thor profile .* --out .*p.json"):
+    with pytest.raises(ValueError, match="p.json: no such profile; measure one with: thor profile .* --out .*p.json"):
         Profile.load(tmp_path / "p.json")
-    with pytest.raises(ProfileError, match="cannot be read"):
+    with pytest.raises(ValueError, match="cannot be read"):
         Profile.load(tmp_path)
 
 
@@ -83,20 +92,20 @@ def test_a_truncated_file_is_refused(length, tmp_path):
     profile().save(path)
     text = path.read_bytes()
     path.write_bytes(text[: length if isinstance(length, int) else int(length * len(text))])
-    with pytest.raises(ProfileError, match="profile.json: corrupt or truncated JSON .*; measure it again"):
+    with pytest.raises(ValueError, match="profile.json: corrupt or truncated JSON .*; measure it again"):
         Profile.load(path)
 
 
 def test_a_file_that_is_no_text_is_refused(tmp_path):
     (tmp_path / "p.json").write_bytes(b"\x89PNG\r\n\x1a\n\xff")
-    with pytest.raises(ProfileError, match="p.json: cannot be read"):
+    with pytest.raises(ValueError, match="p.json: cannot be read"):
         Profile.load(tmp_path / "p.json")
 
 
 @pytest.mark.parametrize("data", [[], 3, None, {}, {"format": "other"}, {"dims": [1, 2]}])
 def test_what_is_no_profile_is_refused(data, tmp_path):
     (tmp_path / "p.json").write_text(json.dumps(data))
-    with pytest.raises(ProfileError, match="p.json: not a profile of thor"):
+    with pytest.raises(ValueError, match="p.json: not a profile of thor"):
         Profile.load(tmp_path / "p.json")
 
 
@@ -165,6 +174,6 @@ def test_a_part_that_is_missing_or_wrong_is_named(spoil, words, tmp_path):
     data = json.loads(path.read_text())
     spoil(data)
     path.write_text(json.dumps(data))
-    with pytest.raises(ProfileError) as caught:
+    with pytest.raises(ValueError) as caught:
         Profile.load(path)
     assert all(word in str(caught.value) for word in (str(path), *words)), str(caught.value)

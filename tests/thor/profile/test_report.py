@@ -3,6 +3,7 @@
 import matplotlib.image
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
 from rich.console import Console
 
 from tests.support.profiles import factor, profile, timing
@@ -99,9 +100,9 @@ def test_the_picture_has_both_panels_and_names_the_choice(tmp_path, monkeypatch)
     path = tmp_path / "sub" / "p.png"
     titles = []
     monkeypatch.setattr(
-        report.Axes,
+        Axes,
         "set_title",
-        lambda self, text, *a, __old=report.Axes.set_title: titles.append(text) or __old(self, text, *a),
+        lambda self, text, *a, __old=Axes.set_title: titles.append(text) or __old(self, text, *a),
     )
     report.draw(profile(), path)
     image = matplotlib.image.imread(path)[:, :, :3]
