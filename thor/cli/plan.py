@@ -112,13 +112,13 @@ class PlanSettings:
     @cached_property
     def simulation(self) -> Settings:
         """The settings of the simulation, with what is assumed where a time was not given."""
+        gathering = default_factor_interval(self.interval) if self.factor_interval is None else self.factor_interval
         return Settings(
             step_ms=self.step_ms, step_devices=self.step_devices, batch=self.batch,
             factor_ms=FACTOR_SHARE * self.step_ms if self.factor_ms is None else self.factor_ms,
             precondition_ms=PRECONDITION_SHARE * self.step_ms if self.precondition_ms is None else self.precondition_ms,
             interval=self.interval,
-            factor_interval=self.factor_interval or default_factor_interval(self.interval),
-            overlap=self.overlap, per=self.per,
+            factor_interval=gathering, overlap=self.overlap, per=self.per,
         )  # fmt: skip
 
     @cached_property
