@@ -40,7 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         show(settings)
         return 0
 
-    from scripts.training.loop import CONFIG, train
+    from scripts.training.loop import train
+    from scripts.training.run import CONFIG
 
     resume = {"no": False, "last": True}.get(options.resume, options.resume)
     run = train(settings, resume=resume, overwrite=options.overwrite)

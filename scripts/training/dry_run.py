@@ -20,9 +20,10 @@ from scripts.settings.train_settings import TrainSettings
 from scripts.settings.yaml_config import differences, load_config
 from scripts.training.build import count_steps, make_convolutions_fast, select_device
 from scripts.training.check_shapes import check_fit
-from scripts.training.loop import CHECKPOINTS, CONFIG, existing_run_message
+from scripts.training.loop import existing_run_message
 from scripts.training.networks import build_loss, build_network
 from scripts.training.optimizers import build_stepper
+from scripts.training.run import CHECKPOINTS, CONFIG
 from thor.runtime.errors import UserError
 
 WRAPPED = "_backbone."  # prefix of the layer names with mixed precision

@@ -1,25 +1,19 @@
-"""A training run from settings to results: it builds data, network and optimizer, and loops over the steps."""
+"""The training loop: from settings, over data, network and optimizer, through the steps to a finished run."""
 
 from __future__ import annotations
 
 import math
 import os
-import platform
 import time
-from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import mindspore as ms
-from mindspore import Tensor, nn
+from mindspore import Tensor
 from rich.console import Console
 
 from scripts.common.errors import reporting_write_errors
-from scripts.common.memory_use import memory, peak_memory
-from scripts.data.factory import Feeds
 from scripts.run_folder import checkpoints, heartbeat
-from scripts.run_folder.block_plan_file import BLOCK_PLAN, chooses_block_plan, load_block_plan, save_block_plan
+from scripts.run_folder.block_plan_file import chooses_block_plan, load_block_plan
 from scripts.run_folder.class_names_file import check_class_names, save_class_names
 from scripts.run_folder.folder_lock import folder_lock
 from scripts.run_folder.heartbeat import Heart
@@ -31,49 +25,27 @@ from scripts.settings.train_settings import TrainSettings
 from scripts.settings.yaml_config import differences, load_config, save_config
 from scripts.training.build import build, count_steps, make_convolutions_fast, select_device
 from scripts.training.check_shapes import check_fit
-from scripts.training.evaluation import Evaluator, Scores
+from scripts.training.evaluation import Evaluator
 from scripts.training.job_ranks import Ranks, announced_rank, join, with_ranks
-from scripts.training.optimizers import Stepper, build_stepper
-from scripts.training.phase_times import Phases
+from scripts.training.optimizers import build_stepper
 from scripts.training.progress_display import ProgressDisplay
+from scripts.training.run import (
+    AUTO,
+    CHECKPOINTS,
+    CONFIG,
+    Run,
+    advanced,
+    due,
+    evaluate,
+    evaluates_after,
+    evaluation_is_due,
+    record_step,
+    run_facts,
+    save_run,
+    times_so_far,
+)
 from scripts.training.weight_average import WeightAverage
 from thor.runtime.errors import UserError
-
-CONFIG = "config.yaml"
-CHECKPOINTS = "checkpoints"
-AUTO = "auto"
-
-
-@dataclass
-class Run:
-    """The state of a training run; `saved` is the step of its newest checkpoint."""
-
-    settings: TrainSettings
-    folder: Path
-    ranks: Ranks
-    heart: Heart
-    device: str
-    feeds: Feeds
-    network: nn.Cell
-    stepper: Stepper
-    evaluator: Evaluator
-    average: WeightAverage | None
-    console: Console
-    position: Position = field(default_factory=Position)
-    phases: Phases = field(default_factory=Phases)
-    saved: int = -1
-    finished: bool = False
-    began: float = 0.0  # time.time(); stop requests made after it are for this run
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Steps per epoch, a multiple of `accumulation`; an incomplete last batch is left out."""
-        return count_steps(self.settings, len(self.feeds.train))
-
-    @property
-    def cells(self) -> tuple[nn.Cell, ...]:
-        """The cells whose Parameters make up a checkpoint."""
-        return (self.network, self.stepper.optimizer, *self.stepper.state, *([self.average] if self.average else []))
 
 
 def train(
@@ -138,7 +110,7 @@ def _train(run: Run, settings: TrainSettings, start: int) -> None:
         raise UserError(f"{settings.optimizer}, after step {run.position.step}: {error}") from error
     finally:
         recorder.close()
-    about = _run_facts(run)
+    about = run_facts(run)
     if ranks.leads:
         write_summary(folder, about)
 
@@ -205,7 +177,7 @@ def _epoch(run: Run, recorder: Recorder, display: ProgressDisplay, interrupt: In
     """Train the remaining steps of the current epoch; False if the user ended the run."""
     settings, epoch = run.settings, run.position.epoch
     decided = len(run.stepper.history())
-    if _evaluation_is_due(run):  # the run was ended just before this evaluation
+    if evaluation_is_due(run):  # the run was ended just before this evaluation
         _evaluate_within(run, recorder, display)
     if run.position.step_in_epoch == run.steps_per_epoch:  # or just before the evaluation of the epoch
         return True
@@ -222,17 +194,17 @@ def _epoch(run: Run, recorder: Recorder, display: ProgressDisplay, interrupt: In
         loss, asked = run.ranks.agree(loss, interrupt.requested or run.heart.orphaned)
         seconds = time.perf_counter() - begin
         run.phases.add(phase, seconds, run.stepper.compilations() > compiled)
-        run.position = _advanced(run.position, loss, seconds)
+        run.position = advanced(run.position, loss, seconds)
         step, whole = run.position.step, run.position.step % settings.accumulation == 0
         if run.average and whole:
             with run.phases.measure("average"):
                 run.average.update(step // settings.accumulation - 1)
-        decided = _record(run, recorder, loss, seconds, decided)
+        decided = record_step(run, recorder, loss, seconds, decided)
         rate = settings.batch_size / (time.perf_counter() - waiting_since)  # includes the time to load the data
         display.step(step, epoch + 1, loss, 1e3 * seconds, rate)
-        evaluates = _evaluation_is_due(run)
+        evaluates = evaluation_is_due(run)
         if whole and (asked or evaluates or due(step, settings.checkpoint_every, settings.accumulation)):
-            _save(run, recorder)  # before an evaluation, which may be too long for whoever ends the run
+            save_run(run, recorder)  # before an evaluation, which may be too long for whoever ends the run
         if asked and whole:
             return False
         if evaluates:
@@ -244,160 +216,32 @@ def _epoch(run: Run, recorder: Recorder, display: ProgressDisplay, interrupt: In
     return True
 
 
-def _evaluation_is_due(run: Run) -> bool:
-    """True if `eval_every_steps` requires an evaluation now; False if it is done, or if the epoch's end does one."""
-    settings, position = run.settings, run.position
-    if position.step % settings.accumulation or position.evaluated == position.step:
-        return False
-    if position.step_in_epoch == 0:  # the end of the last epoch made every evaluation that was due
-        return False
-    if position.step_in_epoch == run.steps_per_epoch and _evaluates(settings, position.epoch + 1):
-        return False
-    return due(position.step, settings.eval_every_steps, settings.accumulation)
-
-
-def _evaluates(settings: TrainSettings, epoch: int) -> bool:
-    """True if there is an evaluation at the end of an epoch, counted from 1."""
-    return epoch % settings.eval_every == 0 or epoch == settings.epochs
-
-
-def due(step: int, every: int, accumulation: int) -> bool:
-    """True if a multiple of `every` is among the steps of the update that ends at `step`; False if `every` is 0."""
-    return every > 0 and step // every > (step - accumulation) // every
-
-
-def _advanced(position: Position, loss: float, seconds: float) -> Position:
-    """The position after one more step. The loss of a skipped step (dynamic loss scale) may not be finite."""
-    finite = math.isfinite(loss)
-    return replace(
-        position,
-        step=position.step + 1,
-        step_in_epoch=position.step_in_epoch + 1,
-        seconds=position.seconds + seconds,
-        loss_sum=position.loss_sum + (loss if finite else 0.0),
-        not_finite=position.not_finite + (not finite),
-    )
-
-
-def _record(run: Run, recorder: Recorder, loss: float, seconds: float, decided: int) -> int:
-    """Record a step and the refresh decisions from number `decided` on; returns the number of decisions so far."""
-    position = run.position
-    if position.step % run.settings.log_every == 0:
-        recorder.step(
-            step=position.step,
-            epoch=round(position.step / run.steps_per_epoch, 4),
-            loss=loss,
-            ms_per_step=round(1e3 * seconds, 2),
-            seconds=round(position.seconds, 3),
-        )
-    history = run.stepper.history()
-    for decision in history[decided:]:
-        recorder.refresh(position.step, decision)
-    of_ranks = run.stepper.inverse_seconds()
-    if of_ranks and len(history) > decided:
-        recorder.ranks(position.step, of_ranks)
-    return len(history)
-
-
-def _evaluate(run: Run) -> Scores:
-    """Evaluate on the test set, with averaged weights if there are any; updates the best value in the position."""
-    run.heart.beat(run.position.step, heartbeat.EVALUATION)
-    _average_statistics(run)
-    with run.phases.measure("evaluation"), run.average.swapped_in() if run.average else nullcontext():
-        scores = run.evaluator(lambda: run.heart.beat(run.position.step, heartbeat.EVALUATION))
-    run.position = replace(run.position, evaluated=run.position.step)
-    if scores.better_than(run.position.best):
-        run.position = replace(run.position, best=scores.metric[1], best_step=run.position.step)
-    return scores
-
-
 def _evaluate_within(run: Run, recorder: Recorder, display: ProgressDisplay) -> None:
     """Evaluate within an epoch, and save a checkpoint, which may be the best."""
-    scores, position = _evaluate(run), run.position
+    scores, position = evaluate(run), run.position
     epoch = round(position.step / run.steps_per_epoch, 4)
-    recorder.evaluation(step=position.step, epoch=epoch, **scores.named(), **_times(run))
-    _save(run, recorder)
+    recorder.evaluation(step=position.step, epoch=epoch, **scores.named(), **times_so_far(run))
+    save_run(run, recorder)
     display.evaluation(position.step, scores.metric)
 
 
 def _end_of_epoch(run: Run, recorder: Recorder, display: ProgressDisplay) -> None:
     """Evaluate, record the epoch, and save a checkpoint."""
     settings, epoch = run.settings, run.position.epoch + 1
-    evaluated = _evaluates(settings, epoch)
+    evaluated = evaluates_after(settings, epoch)
     if evaluated and run.saved != run.position.step:
-        _save(run, recorder)  # the evaluation may be too long for whoever has asked the run to end
+        save_run(run, recorder)  # the evaluation may be too long for whoever has asked the run to end
     finite = run.position.step_in_epoch - run.position.not_finite
     train_loss = run.position.loss_sum / finite if finite else math.nan
     position = replace(run.position, epoch=epoch, step_in_epoch=0, loss_sum=0.0, not_finite=0, seed=settings.seed)
     run.position = position
-    scores = _evaluate(run) if evaluated else None
+    scores = evaluate(run) if evaluated else None
     recorder.epoch(
         step=position.step,
         epoch=position.epoch,
         train_loss=train_loss,
         **(scores.named() if scores else {}),
-        **_times(run),
+        **times_so_far(run),
     )
-    _save(run, recorder)
+    save_run(run, recorder)
     display.epoch(position.epoch, train_loss, scores.metric if scores else None, position.seconds)
-
-
-def _times(run: Run) -> dict[str, float]:
-    """Seconds of training so far, and of the steps among them in which MindSpore compiled."""
-    return {"seconds": round(run.position.seconds, 3), "compiling": run.phases.compiling}
-
-
-def _save(run: Run, recorder: Recorder) -> None:
-    """Flush the metrics and save a checkpoint; only its description if the tensors of this step are already saved."""
-    recorder.flush()
-    _average_statistics(run)
-    run.position = replace(run.position, phases=run.phases.sums(), peak=max(run.position.peak, peak_memory()))
-    with run.phases.measure("checkpoint"):
-        if run.saved != run.position.step:
-            tensors = checkpoints.collect_tensors(run.cells)
-            if run.ranks.leads:
-                if chooses_block_plan(run.settings) and (run.saved < 0 or not (run.folder / BLOCK_PLAN).is_file()):
-                    save_block_plan(run.folder, run.stepper.optimizer)
-                checkpoints.save(run.folder / CHECKPOINTS, tensors, run.position, run.settings.keep)
-        elif run.ranks.leads:
-            checkpoints.update_description(run.folder / CHECKPOINTS, run.position)
-    run.saved = run.position.step
-
-
-def _average_statistics(run: Run) -> None:
-    """Replace the normalisation statistics of the ranks, which differ with their shares of the batches, by their means.
-
-    Evaluation and checkpoints need one network. The statistics and their running averages are linear in the batches,
-    and no gradient depends on them, so it does not matter how often they are averaged. Statistics of a saved step are
-    averaged already; averaging them again would change their last bits.
-    """
-    if run.saved == run.position.step:
-        return
-    own = [p for p in run.network.get_parameters() if not p.requires_grad and p.dtype in (ms.float32, ms.float16)]
-    if run.average:
-        own += run.average.of(own)
-    run.ranks.average(own)
-
-
-def _run_facts(run: Run) -> dict[str, Any]:
-    """Facts about a run for its summary: settings, versions, times and memory."""
-    return {
-        "optimizer": run.settings.optimizer,
-        "network": run.settings.network,
-        "data": run.settings.data.name,
-        "finished": run.finished,
-        "weights": sum(weight.size for weight in run.network.trainable_params()),
-        "batch_size": run.settings.batch_size,
-        "seed": run.settings.seed,
-        "device": run.device,
-        "ranks": run.ranks.count,
-        "mode": run.settings.mode,
-        "mindspore": ms.__version__,
-        "python": platform.python_version(),
-        "steps": run.position.step,
-        "seconds": round(run.position.seconds, 3),
-        "best": {"step": run.position.best_step, "value": run.position.best},
-        "unreadable_images": int(run.ranks.total([run.feeds.unreadable()])[0]),
-        "phases": run.phases.sums(),
-        "memory": memory(run.network, run.stepper.optimizer, run.average, run.position.peak),
-    }

@@ -18,8 +18,9 @@ from PIL import Image
 from scripts import compare, eval, export, plot
 from scripts.run_folder.checkpoints import choose, load_network
 from scripts.run_folder.metrics_recorder import Recorder, read_metrics
-from scripts.training.loop import CHECKPOINTS, train
+from scripts.training.loop import train
 from scripts.training.networks import build_network
+from scripts.training.run import CHECKPOINTS
 from tests.scripts.data.samples import write_cifar
 from tests.scripts.training.test_loop import quiet
 from tests.support.tiny_runs import tiny_settings

@@ -16,7 +16,8 @@ from scripts.common.errors import USAGE_ERROR
 from scripts.run_folder import checkpoints
 from scripts.run_folder.metrics_recorder import Recorder, read_metrics
 from scripts.settings.yaml_config import save_config
-from scripts.training.loop import CHECKPOINTS, train
+from scripts.training.loop import train
+from scripts.training.run import CHECKPOINTS
 from tests.fuzz import checkpoints as fuzz_checkpoints
 from tests.scripts.training.test_loop import last_tensors, quiet, without_times
 from tests.support.paths import ROOT

@@ -15,9 +15,10 @@ from scripts.run_folder.metrics_recorder import read_metrics
 from scripts.run_folder.progress_record import Position
 from scripts.settings.yaml_config import validate
 from scripts.training.first_order_step import FirstOrderStep, LossScale
-from scripts.training.loop import CHECKPOINTS, _advanced, train
+from scripts.training.loop import train
 from scripts.training.networks import build_network
 from scripts.training.optimizers import build_stepper, decay_groups
+from scripts.training.run import CHECKPOINTS, advanced
 from scripts.training.weight_average import WeightAverage
 from tests.scripts.training.test_loop import interrupt_at, last_tensors, quiet, without_times
 from tests.support.tiny_runs import tiny_settings
@@ -107,7 +108,7 @@ def test_an_end_that_is_asked_for_does_not_wait_for_an_evaluation_which_the_cont
 def test_the_mean_loss_of_an_epoch_is_of_the_steps_that_have_one():
     position = Position()
     for loss in (1.0, math.nan, 3.0):
-        position = _advanced(position, loss, 0.1)
+        position = advanced(position, loss, 0.1)
     assert (position.loss_sum, position.step_in_epoch, position.not_finite) == (4.0, 3, 1)
 
 

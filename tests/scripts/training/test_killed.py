@@ -18,7 +18,8 @@ from scripts.run_folder.stop_request import BEGAN, Interrupt, stopped_by_file
 from scripts.settings.yaml_config import save_config
 from scripts.training import loop
 from scripts.training.evaluation import Evaluator
-from scripts.training.loop import CHECKPOINTS, train
+from scripts.training.loop import train
+from scripts.training.run import CHECKPOINTS
 from tests.scripts.training.test_loop import last_tensors, quiet, without_times
 from tests.support.paths import ROOT
 from tests.support.tiny_runs import tiny_settings

@@ -16,8 +16,9 @@ from scripts.run_folder.folder_lock import folder_lock
 from scripts.run_folder.metrics_recorder import read_metrics
 from scripts.settings.yaml_config import load_config, save_config
 from scripts.train import main as program
-from scripts.training.loop import CHECKPOINTS, due, train
+from scripts.training.loop import train
 from scripts.training.progress_display import ProgressDisplay
+from scripts.training.run import CHECKPOINTS, due
 from tests.support.paths import ROOT
 from tests.support.tiny_runs import tiny_settings, write_set
 from tests.support.waiting import wait_until
