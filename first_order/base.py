@@ -12,14 +12,15 @@ from mindspore.ops import functional as F
 
 from first_order import checks, tensor_checks
 from first_order.cells import set_unregistered
+from first_order.compiled import CompiledFunction
 
 
 class FirstOrder(nn.Optimizer):
     """Base class of Adam, Momentum and Adafactor: an ``nn.Optimizer`` that compiles its own step.
 
-    A call on the host runs one compiled function, in GRAPH_MODE and in PYNATIVE_MODE. The function is compiled anew
-    after ``load_param_into_net``. Inside a graph (``ms.jit``, ``ms.Model``, ``thor.THOR``) the step becomes part of
-    that graph. float64 parameters are computed in float64, scalars included.
+    A call on the host runs one compiled function, in GRAPH_MODE and in PYNATIVE_MODE. Inside a graph (``ms.jit``,
+    ``ms.Model``, ``thor.THOR``) the step becomes part of that graph. float64 parameters are computed in float64,
+    scalars included.
 
     Hyper-parameters given as Python functions are read by :meth:`prepare`. A call on the host starts with it. A graph
     around the optimizer is compiled once and cannot call Python functions: call ``prepare()`` before each step of it.
@@ -38,7 +39,7 @@ class FirstOrder(nn.Optimizer):
             if self.is_group_lr:
                 raise ValueError("learning_rate must be a number or a schedule where a group has an lr of its own")
             self._suppliers.append((self.learning_rate, supplier))
-        set_unregistered(self, _compiled=None, _compiled_for=None, _storage=None)
+        set_unregistered(self, _compiled=None, _compiled_for=None)
 
     def _build_single_lr(self, learning_rate: Any, name: str) -> Any:
         """Keep the learning rate in float64 if there are float64 parameters; nn.Optimizer would round it to float32."""
@@ -118,12 +119,9 @@ class FirstOrder(nn.Optimizer):
         """Check the gradients, read the hyper-parameters and run the compiled step; return the number of steps done."""
         layout = self._check(gradients)
         self.prepare()
-        if self._compiled_for != layout or self._storage != self._addresses():
+        if self._compiled_for != layout:
             self._compile(layout)
-        done = self._compiled(*(part for g in gradients for part in (g if isinstance(g, tuple) else (g,))))
-        if self._storage is None:
-            set_unregistered(self, _storage=self._addresses())
-        return done
+        return self._compiled(*(part for g in gradients for part in (g if isinstance(g, tuple) else (g,))))
 
     def _compile(self, layout: tuple[bool, ...]) -> None:
         """Make the compiled step for these gradients; ``layout`` tells which are sparse.
@@ -140,20 +138,9 @@ class FirstOrder(nn.Optimizer):
                 at, taken = first + 2, pair + 1
             return cell(gradients + tensors[at:])
 
-        set_unregistered(self, _compiled=ms.jit(step), _compiled_for=layout, _storage=None)
-
-    def _addresses(self) -> list[int] | None:
-        """Storage addresses of all Parameters of the step; None before the first compilation.
-
-        A compiled function keeps using the storage it was compiled with, so new addresses require a new compilation.
-        """
-        if self._storage is None and self._compiled_for is None:
-            return None
-        return [parameter.data_ptr() for parameter in self._everything()]
-
-    def _everything(self) -> list[Parameter]:
-        """Every Parameter that the compiled step reads or writes."""
-        return list({id(p): p for p in (*self.parameters, *self.get_parameters())}.values())
+        if self._compiled is not None:
+            self._compiled.release()
+        set_unregistered(self, _compiled=CompiledFunction(step), _compiled_for=layout)
 
     def _check(self, gradients: Any) -> tuple[bool, ...]:
         """Raise unless there is one gradient for each parameter; return which gradients are sparse pairs."""

@@ -26,7 +26,7 @@ from thor.runtime.parameters import int_parameter, read, write
 from thor.shared_settings import shared_settings
 from thor.step.accumulation import Accumulators
 from thor.step.diagnose import first_bad_layer, likely_cause, stop_message
-from thor.step.graphs import StepGraphs, forward_of
+from thor.step.graphs import Flags, StepGraphs, forward_of
 from thor.step.moving_averages import MovingAverages
 from thor.step.storage_watch import StorageWatch
 from thor.step.update import Update, no_more_parameters
@@ -89,7 +89,11 @@ class TrainStep(nn.Cell):
         self._inner_changes = -1  # inner.changes, which counts changes of its options, when graphs were compiled
         self._scales: dict[float, Tensor] = {}
         self._sent_by_refresh = 0
-        self._follow_state()
+        optimized = {id(weight) for weight in inner.parameters}
+        self._not_optimized = [
+            p for p in self.network.get_parameters() if id(p) not in optimized and not p.requires_grad
+        ]
+        self._flagged_cells = [cell for root in (self.network, *_cells_in(self.loss_fn)) for _, cell in root.cells_and_names()]
         self._bound = True
 
     # -- for users -----------------------------------------------------------------------------------------------
@@ -127,7 +131,7 @@ class TrainStep(nn.Cell):
         self._before_step()
         gathering = optimizer.own_state.gathers_now
         if gathering:
-            self.step_graphs.drop_stopped(optimizer.own_state.active_layers)
+            self.step_graphs.take_layers(optimizer.own_state.active_layers)
         step = self._accumulated_step if self.accumulate > 1 else self._single_batch_step
         loss, finite = step(gathering, self._scale(), *inputs)
         failed = finite is not None and optimizer.finished(finite)
@@ -145,7 +149,7 @@ class TrainStep(nn.Cell):
     def _before_step(self) -> None:
         """Notice loaded or changed state, check the network, and prepare the inner optimizer."""
         optimizer = self.optimizer
-        self._notice_loading()
+        self._notice_changes()
         if not self._state_watch.noted and optimizer.ranks is not None:  # ranks may have loaded different checkpoints
             same_everywhere(optimizer.ranks, shared_settings(optimizer, self.accumulate))
         optimizer.integrity.check()
@@ -218,27 +222,40 @@ class TrainStep(nn.Cell):
             self._scales = {value[0]: Tensor(value.copy())}
         return self._scales[value[0]]
 
-    def _follow_state(self) -> None:
-        """Let graphs be compiled for the current state: for the loss scaled or not, and for the active layers."""
-        self.step_graphs.scaled = self.optimizer.scaled
-        self.step_graphs.in_graph = self.optimizer.own_state.active_layers
+    def _flags(self) -> Flags:
+        """The flags of Cells and weights that graphs are compiled for."""
+        trains = tuple(weight.requires_grad for weight in self.update.weights)
+        return Flags(tuple(cell.training for cell in self._flagged_cells), trains)
 
-    def _notice_loading(self) -> None:
-        """Forget compiled graphs if a Parameter got new storage or the inner optimizer got other options."""
-        inner = self.optimizer.inner
-        moved = self._state_watch.moved
+    def _notice_changes(self) -> None:
+        """Follow what has been loaded, and options, flags and weights that have changed since the last step."""
+        inner, graphs = self.optimizer.inner, self.step_graphs
         changes = getattr(inner, "changes", 0)
-        changed = changes != self._inner_changes
-        if changed:
+        if changes != self._inner_changes:
             no_more_parameters(inner, self.optimizer.decays)
-        if moved:
-            self._moving.forget()
-        if moved or changed:
-            self.step_graphs.clear()
-            self._state_watch.forget()
+            graphs.release()
             self._inner_changes = changes
+        if self._state_watch.moved:
+            self._moving.forget()
+            self._state_watch.forget()
             forget_compiled_construct(inner)
-        if self.step_graphs.empty:  # after loading, and before the first step
-            self._follow_state()
-        if moved and self.accumulate > 1 and not self._sums_watch.moved:
-            write(self.micro_step, 0)  # the sums were not loaded and belong to a lost step
+            if self.accumulate > 1 and not self._sums_watch.moved:
+                write(self.micro_step, 0)  # the sums were not loaded and belong to a lost step
+        unfrozen = next((p.name for p in self._not_optimized if p.requires_grad), None)
+        if unfrozen is not None:
+            raise RuntimeError(
+                f"weight {unfrozen} has requires_grad=True now, but the optimizer was made without it: make a new "
+                f"optimizer (thor.detach(net) first), or name the weight in its params from the start"
+            )
+        graphs.scale_loss(self.optimizer.scaled)
+        graphs.follow(self._flags())
+
+
+def _cells_in(loss_fn: Callable[..., Any] | None) -> list[nn.Cell]:
+    """The Cells that a loss function is, is a method of, or has in its closure."""
+    values = [loss_fn, getattr(loss_fn, "__self__", None), *(c.cell_contents for c in _closure(loss_fn))]
+    return [value for value in values if isinstance(value, nn.Cell)]
+
+
+def _closure(function: Any) -> tuple[Any, ...]:
+    return getattr(function, "__closure__", None) or ()

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn
 from numpy.typing import NDArray
 
+from first_order.compiled import CompiledFunction
 from scripts.data.source import Source
 from scripts.settings.train_settings import TrainSettings
 from scripts.training.job_ranks import Ranks
@@ -96,7 +96,7 @@ class Evaluator:
         self._source = source
         self._reconstructs = settings.reconstructs
         self._sigmoid = settings.loss == "binary_cross_entropy"
-        self._forward = ms.jit(self._outputs()) if settings.mode == "graph" else self._outputs()
+        self._forward = CompiledFunction(self._outputs()) if settings.mode == "graph" else self._outputs()
 
     def _outputs(self) -> Callable[..., tuple[Tensor, Tensor]]:
         """The function (*inputs, targets) -> (outputs, loss) to compile."""

@@ -9,6 +9,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
+from first_order.compiled import CompiledFunction
 from scripts.settings.train_settings import TrainSettings
 from thor.distributed.reduce import Across, mean_over_ranks
 from thor.runtime.graph_ops import dot, over, scaled
@@ -57,7 +58,7 @@ class FirstOrderStep:
                 _add(gradients, sums, mean_over_ranks(ranks, [(), ()])),
                 _flush(sums, update, mean_over_ranks(ranks, shapes)),
             ]
-        self._steps = [ms.jit(step) for step in steps] if settings.mode == "graph" else steps
+        self._steps = [CompiledFunction(step) for step in steps] if settings.mode == "graph" else steps
 
     def __call__(self, *batch: Tensor) -> Tensor:
         """Loss of a batch (inputs, then targets); FloatingPointError if the loss or a gradient is not finite."""

@@ -16,6 +16,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, ops
 from numpy.typing import ArrayLike, NDArray
 
+from first_order.compiled import CompiledFunction
 from scripts.settings.train_settings import TrainSettings
 from scripts.settings.yaml_config import validate
 from thor.distributed.ranks import copy_first
@@ -149,5 +150,5 @@ def _summing() -> Callable[[Tensor], Tensor]:
     def add_up(values: Tensor) -> Tensor:
         return all_reduce(values)
 
-    compiled: Callable[[Tensor], Tensor] = ms.jit(add_up)
+    compiled: Callable[[Tensor], Tensor] = CompiledFunction(add_up)
     return compiled

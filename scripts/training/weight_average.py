@@ -10,6 +10,7 @@ import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from first_order.cells import set_unregistered
+from first_order.compiled import CompiledFunction
 from scripts.run_folder.checkpoints import AVERAGE_PREFIX
 
 
@@ -29,7 +30,7 @@ class WeightAverage(nn.Cell):
             for w in weights
         )
         set_unregistered(self, _weights=weights)  # not as children: the weights belong to the network
-        self._compiled = ms.jit(self._function()) if graph else self._function()
+        self._compiled = CompiledFunction(self._function()) if graph else self._function()
 
     def update(self, number: int) -> None:
         """Update the averages with the weights after update `number`, counted from 0."""

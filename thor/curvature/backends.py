@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import mindspore as ms
 import numpy as np
 from mindspore import Tensor, ops
 
+from first_order.compiled import CompiledFunction
 from thor.curvature import block_inverse
 from thor.curvature.factor import Factor
 
@@ -75,16 +75,14 @@ class DeviceAlgebra:
     """
 
     def __init__(self, method: str):
-        @ms.jit
         def cholesky(blocks, damping):
             return block_inverse.invert_by_cholesky(blocks, damping)
 
-        @ms.jit
         def newton_schulz(blocks, damping):
             return block_inverse.invert_by_newton_schulz(blocks, damping)
 
-        self._inverse = {"cholesky": cholesky, "newton-schulz": newton_schulz}[method]
-        self._careful = newton_schulz
+        self._careful = CompiledFunction(newton_schulz)
+        self._inverse = {"cholesky": CompiledFunction(cholesky), "newton-schulz": self._careful}[method]
 
     def blocks(self, factors: Sequence[Factor], us: Sequence[np.ndarray | None]) -> list[Tensor]:
         stacks = [ops.reshape(f.blocks, (-1, f.cut.size, f.cut.size)) for f in factors]

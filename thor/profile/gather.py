@@ -15,6 +15,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn
 
+from first_order.compiled import CompiledFunction
 from thor.capture.attach import attach, left_as_found
 from thor.capture.targets import Target
 from thor.factors.blocks import Cut
@@ -168,19 +169,20 @@ def gather(
 def _compiled(net: nn.Cell, loss_fn: Callable[..., Any] | None, variables: list[Parameter]) -> Iterator[Any]:
     """A compiled function of a batch that returns the loss and the gradients of ``variables``.
 
-    MindSpore keeps a reference to every function that it has compiled. Therefore the function lets go of the network at
-    the end: otherwise each profiled network would stay in memory.
+    MindSpore keeps a reference to every function that it has compiled. Therefore the graph is released and the function
+    lets go of the network at the end: otherwise each profiled network would stay in memory.
     """
     differentiate = ms.value_and_grad(_forward(net, loss_fn), None, variables)
 
-    @ms.jit
     def step(*inputs):
         loss, gradients = differentiate(*inputs)
         return (loss,) + gradients
 
+    compiled = CompiledFunction(step)
     try:
-        yield step
+        yield compiled
     finally:
+        compiled.release()
         differentiate = None
 
 

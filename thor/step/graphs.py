@@ -18,15 +18,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import mindspore as ms
 from mindspore import Parameter, Tensor, nn, ops
 
+from first_order.compiled import CompiledFunction
 from thor.curvature.layer import Layer
 from thor.distributed.ranks import Ranks
 from thor.distributed.reduce import Means, unreduced
 from thor.runtime import device
+from thor.runtime.graph_ops import entry, over
 from thor.step.accumulation import Accumulators, Adder, Clearer, ScaledSums
 from thor.step.estimate import Estimate
 from thor.step.finite_check import checker, in_one_thread
@@ -44,6 +47,19 @@ OF_ACTIVE_LAYERS = (*CURVATURE_GRAPHS, "average")
 RECOMPILE_SHARE = 0.25
 
 
+@dataclass(frozen=True)
+class Flags:
+    """What a graph is compiled for besides the shapes of its inputs.
+
+    Attributes:
+        training: of each Cell of the network and of the loss, whether it is in training mode.
+        trains: of each weight of the optimizer, whether it has ``requires_grad``.
+    """
+
+    training: tuple[bool, ...]
+    trains: tuple[bool, ...]
+
+
 class StepGraphs:
     """The compiled functions of one :class:`thor.TrainStep`.
 
@@ -58,6 +74,7 @@ class StepGraphs:
     Attributes:
         in_graph: indices of the layers in the curvature graph.
         scaled: True if the loss is scaled.
+        flags: what the present functions are compiled for.
         built: number of functions compiled so far.
         curvature_built: number of those with factors.
         message_bytes: bytes that the means over ranks send, by kind of step.
@@ -74,34 +91,49 @@ class StepGraphs:
         self.scaled = False
         self.built = self.curvature_built = 0
         self.message_bytes: dict[str, int] = {}
-        self._functions: dict[str, Compiled] = {}
+        self.flags = Flags((), (True,) * len(self.weights))
+        self._functions: dict[tuple[str, Flags], Compiled] = {}
 
     # -- the cache of compiled functions ---------------------------------------------------------------------------
 
-    @property
-    def empty(self) -> bool:
-        """True if no function is compiled."""
-        return not self._functions
+    def follow(self, flags: Flags) -> None:
+        """Take the functions that were compiled for these flags; those of other flags are kept for their return."""
+        if flags != self.flags:
+            self.flags = flags
+            self.update.frozen = tuple(at for at, trains in enumerate(flags.trains) if not trains)
 
-    def clear(self) -> None:
-        """Forget all functions; each is compiled again when it is next called."""
-        self._functions.clear()
-
-    def drop_stopped(self, active: Sequence[int]) -> None:
-        """Remove the layers that are not ``active`` from the curvature graph if their cost is ``RECOMPILE_SHARE``."""
+    def take_layers(self, active: Sequence[int]) -> None:
+        """Let the curvature graph hold every active layer; drop others once ``RECOMPILE_SHARE`` of the cost stopped."""
         stopped = sum(self.layers[i].cost for i in self.in_graph if i not in active)
-        if stopped >= RECOMPILE_SHARE * sum(layer.cost for layer in self.layers):
-            self.in_graph = [i for i in self.in_graph if i in active]
-            for name in OF_ACTIVE_LAYERS:
-                self._functions.pop(name, None)
+        missing = not set(active) <= set(self.in_graph)
+        if missing or stopped >= RECOMPILE_SHARE * sum(layer.cost for layer in self.layers):
+            self.in_graph = list(active)
+            self._drop(lambda name: name in OF_ACTIVE_LAYERS)
+
+    def scale_loss(self, scaled: bool) -> None:
+        """Compile for a loss that is scaled, or for one that is not."""
+        if scaled != self.scaled:
+            self.scaled = scaled
+            self.release()
+
+    def release(self) -> None:
+        """Free all functions; each is compiled again when it is next called."""
+        self._drop(lambda name: True)
+
+    def _drop(self, leaves: Callable[[str], bool]) -> None:
+        for key in [key for key in self._functions if leaves(key[0])]:
+            function = self._functions.pop(key)
+            if isinstance(function, CompiledFunction):
+                function.release()
 
     def _function(self, name: str, build: Callable[[], Compiled]) -> Compiled:
-        if name not in self._functions:
+        key = (name, self.flags)
+        if key not in self._functions:
             device.trim_memory()  # that compiling the previous graph has left
             self.curvature_built += name in CURVATURE_GRAPHS
             self.built += self.jit
-            self._functions[name] = ms.jit(build()) if self.jit else build()
-        return self._functions[name]
+            self._functions[key] = CompiledFunction(build()) if self.jit else build()
+        return self._functions[key]
 
     # -- the functions ---------------------------------------------------------------------------------------------
 
@@ -275,7 +307,18 @@ class StepGraphs:
         def scaled_loss(scale, *inputs):
             return up(forward(*inputs), scale)
 
-        return ms.value_and_grad(scaled_loss, None, variables)
+        frozen = self.update.frozen
+        if not frozen:
+            return ms.value_and_grad(scaled_loss, None, variables)
+        trained = [variable for at, variable in enumerate(variables) if at not in frozen]
+        differentiate, zeros = ms.value_and_grad(scaled_loss, None, trained), [variables[at] for at in frozen]
+        places = tuple(_places(len(variables), frozen))
+
+        def with_zeros(scale, *inputs):
+            loss, gradients = differentiate(scale, *inputs)
+            return loss, over(ops.partial(entry, over(ops.zeros_like, zeros) + gradients), places)
+
+        return with_zeros
 
     def _mean_over_ranks(self, kind: str, variables: Sequence[Parameter]) -> Compiled:
         """``(loss, gradients, inputs)`` -> means of (loss, gradients) over ranks, weighted by their examples."""
@@ -290,6 +333,13 @@ class StepGraphs:
             return means(loss, values, inputs[0].shape[0] if len(inputs) > 0 else 1)
 
         return mean
+
+
+def _places(count: int, frozen: Sequence[int]) -> Iterator[int]:
+    """For each of ``count`` variables its place among first the frozen, then the other variables."""
+    after = iter(range(len(frozen), count))
+    for at in range(count):
+        yield frozen.index(at) if at in frozen else next(after)
 
 
 def forward_of(net: nn.Cell, loss_fn: Compiled | None) -> Compiled:

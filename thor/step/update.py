@@ -57,6 +57,8 @@ class Update(nn.Cell):
 
     With ``clip_each``, each weight's gradient is first scaled to at most that norm.
 
+    Weights whose index is in ``frozen`` do not move, whatever the inner optimizer does with a gradient of zero.
+
     ``decays``, one for each of the inner optimizer's weights, are decoupled: w <- (1 - lr decay) w before the step.
 
     If the ranks of a data-parallel job hold the inverses of some layers only, each rank preconditions these layers, and
@@ -88,6 +90,7 @@ class Update(nn.Cell):
         self.clip = 0.0 if clip is None else float(clip)
         self.clip_each = 0.0 if clip_each is None else float(clip_each)
         self.group_rates = bool(inner.is_group_lr)
+        self.frozen: tuple[int, ...] = ()  # weights that a step leaves where they are
         places = weight_places(inner.parameters, layers, decays)
         captured = tuple(at for at, place in enumerate(places) if place.layer < len(layers))
         self.others = tuple(at for at, place in enumerate(places) if place.layer == len(layers))
@@ -135,6 +138,7 @@ class Update(nn.Cell):
             directions = over(ops.partial(over, ops.partial(times, self._limit(products))), directions)
         finite = ops.isfinite(total)
         if finite:
+            frozen = over(self._copy, self.frozen) if self.frozen else ()
             for i in self.decayed:
                 ops.assign(self.weights[i], self.weights[i] * (1.0 - self._rate(i) * self.decays[i]))
             cut = directions
@@ -142,7 +146,12 @@ class Update(nn.Cell):
                 cut = over(self._cut, directions, by_layer, self.layers)
             moves = over(ops.partial(nested_entry, cut + (others,)), self.sources)
             loss = ops.depend(loss, self.inner(moves))
+            for place, i in enumerate(self.frozen):
+                ops.assign(self.weights[i], ops.depend(frozen[place], loss))
         return loss, finite
+
+    def _copy(self, i):
+        return self.weights[i] * 1.0
 
     def _gradients_of(self, gradients, at):
         """A layer's gradients: (weight's,) or (weight's, bias's)."""
