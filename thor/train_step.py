@@ -93,7 +93,8 @@ class TrainStep(nn.Cell):
         self._not_optimized = [
             p for p in self.network.get_parameters() if id(p) not in optimized and not p.requires_grad
         ]
-        self._flagged_cells = [cell for root in (self.network, *_cells_in(self.loss_fn)) for _, cell in root.cells_and_names()]
+        roots = (self.network, *_cells_in(self.loss_fn))
+        self._flagged_cells = [cell for root in roots for _, cell in root.cells_and_names()]
         self._bound = True
 
     # -- for users -----------------------------------------------------------------------------------------------

@@ -32,6 +32,7 @@ from mindspore import Tensor, nn
 from scipy.stats import spearmanr
 
 import thor
+from first_order.compiled import CompiledFunction
 from models.autoencoder import autoencoder
 from models.smallconv import smallconv
 from scripts.bench.step import first_order_step, reconstruction
@@ -155,7 +156,7 @@ def compiled(step: Callable[..., Tensor]) -> int:
 def epochs_of(run: Run, work: Work, data: list[np.ndarray], epochs: int, seed: int) -> Iterator[dict[str, Any]]:
     """Train, and yield the metric and the seconds so far after each epoch."""
     inputs, targets, test_inputs, test_targets = data
-    evaluate = ms.jit(evaluation(run.net, work))
+    evaluate = CompiledFunction(evaluation(run.net, work))
     seconds = 0.0
     for epoch in range(epochs):
         run.net.set_train(True)

@@ -25,6 +25,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn
 
 from first_order import Adafactor, Adam, Momentum
+from first_order.compiled import CompiledFunction
 from scripts.common.arguments import count, file_to_write
 from scripts.common.atomic_write import write_results
 
@@ -68,11 +69,10 @@ def compiled(make: Callable[..., nn.Optimizer], shapes: list[Shape]) -> tuple[Ca
     ]
     optimizer = make(weights)
 
-    @ms.jit
     def step(*gradients):
         return optimizer(gradients)
 
-    return step, optimizer
+    return CompiledFunction(step), optimizer
 
 
 def timed(step: Callable[..., Any], optimizer: nn.Optimizer, gradients: list[Tensor]) -> float:

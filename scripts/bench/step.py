@@ -31,6 +31,7 @@ from mindspore import Tensor, nn, ops
 
 import thor
 from first_order.checks import number
+from first_order.compiled import CompiledFunction
 from models.autoencoder import autoencoder
 from models.bert import bert_tiny
 from models.cross_entropy import CrossEntropy
@@ -108,7 +109,6 @@ def first_order_step(
 
     differentiate = ms.value_and_grad(forward, None, optimizer.parameters)
 
-    @ms.jit
     def step(*inputs):
         loss, gradients = differentiate(*inputs)
         gradients = mean(gradients)
@@ -116,7 +116,7 @@ def first_order_step(
             loss = ops.depend(loss, optimizer(gradients))
         return loss
 
-    return step
+    return CompiledFunction(step)
 
 
 class WithLoss(nn.Cell):
@@ -135,11 +135,10 @@ def train_one_step_cell(net: nn.Cell, loss_fn: Callable[..., Tensor]) -> Callabl
     """Return a compiled step of MindSpore's TrainOneStepCell with nn.Momentum."""
     cell = nn.TrainOneStepCell(WithLoss(net, loss_fn), nn.Momentum(net.trainable_params(), 1e-5, 0.9))
 
-    @ms.jit
-    def step(*inputs):
+    def train_one_step(*inputs):
         return cell(*inputs)
 
-    return step
+    return CompiledFunction(train_one_step)
 
 
 class Forced:
