@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-from mindspore import nn
+from mindspore import Parameter, nn
 from mindspore.common.api import _cell_graph_executor
 
 from first_order.cells import set_unregistered
@@ -21,13 +22,18 @@ class CompiledFunction:
     Args:
         function: a function of tensors, in the language of MindSpore's compiler. It is compiled anew for inputs of
             other shapes or types.
+        parameters: Parameters that the function uses, if some of them have equal names, as those of two networks may.
     """
 
-    def __init__(self, function: Callable[..., Any]):
+    def __init__(self, function: Callable[..., Any], parameters: Iterable[Parameter] = ()):
         self._cell = _Graph(function)
+        self._namesakes = _namesakes(parameters)
 
     def __call__(self, *tensors: Any) -> Any:
-        return self._cell.compile_and_run(*tensors)
+        if not self._namesakes:
+            return self._cell.compile_and_run(*tensors)
+        with _renamed(self._namesakes):
+            return self._cell.compile_and_run(*tensors)
 
     def release(self) -> None:
         """Free the compiled graphs; the next call compiles again."""
@@ -44,3 +50,22 @@ class _Graph(nn.Cell):
 
     def construct(self, *tensors):
         return self.function(*tensors)
+
+
+def _namesakes(parameters: Iterable[Parameter]) -> list[Parameter]:
+    """The Parameters whose name another one has already."""
+    names: dict[str, Parameter] = {}
+    return [p for p in parameters if names.setdefault(p.name, p) is not p]
+
+
+@contextmanager
+def _renamed(parameters: Sequence[Parameter]) -> Iterator[None]:
+    """Give Parameters names of their own within the context: a graph refuses two of one name."""
+    names = [parameter.name for parameter in parameters]
+    try:
+        for index, parameter in enumerate(parameters):
+            parameter.name = f"{names[index]}.namesake{index}"
+        yield
+    finally:
+        for parameter, name in zip(parameters, names, strict=True):
+            parameter.name = name

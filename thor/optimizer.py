@@ -27,7 +27,6 @@ from thor.profile import auto
 from thor.profile.profile_file import Profile
 from thor.records import LayerRecord, describe_optimizer, log_layers
 from thor.runtime import convolution, device
-from thor.runtime.parameters import read, write
 from thor.settings import loss_scale as scales
 from thor.settings.inner_optimizer import DEFAULT_MOMENTUM, inner_optimizer
 from thor.settings.options import read_options
@@ -306,27 +305,4 @@ class THOR(nn.Cell):
 
     def finished(self, finite: bool) -> bool:
         """Count the step and adjust the loss scale; returns True if ``max_bad_steps`` in a row were not finite."""
-        state, rule = self.own_state, self.scale_rule
-        if finite:
-            state.count_step()
-            if read(state.bad_steps):
-                write(state.bad_steps, 0)
-            if rule is not None:
-                good = read(state.good_steps) + 1
-                if good >= rule.window:
-                    write(state.scale, rule.grown(state.loss_scale))
-                    good = 0
-                write(state.good_steps, good)
-            return False
-        write(state.skipped_steps, read(state.skipped_steps) + 1)
-        if rule is not None:
-            write(state.good_steps, 0)
-            old = state.loss_scale
-            fallen = rule.fallen(old)
-            if fallen is not None:
-                write(state.scale, fallen)
-                logger.info("step %d: overflow at loss scale %g, skipped; the scale falls", self.step, old)
-                return False
-        write(state.bad_steps, in_a_row := read(state.bad_steps) + 1)
-        logger.warning("step %d: loss or gradients are not finite, step skipped (%d in a row)", self.step, in_a_row)
-        return in_a_row >= self.options.max_bad_steps
+        return self.own_state.finished(finite, self.scale_rule, self.options.max_bad_steps)

@@ -7,6 +7,7 @@ everything that training depends on besides the weights. There are two clocks: t
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,9 +17,60 @@ from thor.curvature.layer import Layer
 from thor.curvature.refresher import LayerTable
 from thor.curvature.trace_rule import ACTIVE
 from thor.runtime.parameters import float_parameter, int_parameter, read, write
+from thor.settings.loss_scale import DynamicLossScale
+
+logger = logging.getLogger("thor")
 
 
-class OptimizerState(nn.Cell):
+class StepCounts(nn.Cell):
+    """Counts of steps and the live loss scale, for any optimizer; :class:`OptimizerState` describes the Parameters."""
+
+    def __init__(self, loss_scale: float):
+        super().__init__(auto_prefix=False)
+        self.step_count = int_parameter("step", 0)
+        self.scale = float_parameter("loss_scale", loss_scale)
+        self.good_steps = int_parameter("good_steps", 0)
+        self.bad_steps = int_parameter("bad_steps", 0)
+        self.skipped_steps = int_parameter("skipped_steps", 0)
+
+    @property
+    def step(self) -> int:
+        """Number of steps done, without skipped ones."""
+        return read(self.step_count)
+
+    @property
+    def loss_scale(self) -> float:
+        """The live loss scale."""
+        return float(self.scale.asnumpy()[0])
+
+    def finished(self, finite: bool, rule: DynamicLossScale | None, max_bad_steps: int) -> bool:
+        """Count the step and adjust the loss scale; returns True if ``max_bad_steps`` in a row were not finite."""
+        if finite:
+            write(self.step_count, self.step + 1)
+            if read(self.bad_steps):
+                write(self.bad_steps, 0)
+            if rule is not None:
+                good = read(self.good_steps) + 1
+                if good >= rule.window:
+                    write(self.scale, rule.grown(self.loss_scale))
+                    good = 0
+                write(self.good_steps, good)
+            return False
+        write(self.skipped_steps, read(self.skipped_steps) + 1)
+        if rule is not None:
+            write(self.good_steps, 0)
+            old = self.loss_scale
+            fallen = rule.fallen(old)
+            if fallen is not None:
+                write(self.scale, fallen)
+                logger.info("step %d: overflow at loss scale %g, skipped; the scale falls", self.step, old)
+                return False
+        write(self.bad_steps, in_a_row := read(self.bad_steps) + 1)
+        logger.warning("step %d: loss or gradients are not finite, step skipped (%d in a row)", self.step, in_a_row)
+        return in_a_row >= max_bad_steps
+
+
+class OptimizerState(StepCounts):
     """Everything besides the weights and the inner optimizer's moments that training depends on.
 
     ==============  ===========  ==============================================================  =======================
@@ -26,7 +78,7 @@ class OptimizerState(nn.Cell):
     ==============  ===========  ==============================================================  =======================
     plan            [bytes]      block plan and layers, see checkpoint.py                        made once
     curvature       by layer     estimates and cached inverses (curvature/factor.py)             Estimate; Job.commit
-    step_count      [1] steps    steps done; skipped ones do not count                           count_step
+    step_count      [1] steps    steps done; skipped ones do not count                           finished
     next_refresh    [1] step     of the next candidate refresh                                   schedule_refresh
     next_gather     [1] step     of the next gathering of factors                                schedule_gathering
     average_weight  [1]          sum of the weights in the running averages: bias correction     schedule_gathering
@@ -34,10 +86,10 @@ class OptimizerState(nn.Cell):
     refreshes       [layers]     refreshes adopted                                               write_table
     kept            [layers]     candidates at which the inverse was kept                        write_table
     traces          [2 copies]   of the adopted factors A and G, layer after layer               write_table
-    scale           [1]          the live loss scale                                             THOR.finished
-    good_steps      [1] steps    consecutive finite steps since the loss scale last changed      THOR.finished
-    bad_steps       [1] steps    consecutive steps that were not finite, all skipped             THOR.finished
-    skipped_steps   [1] steps    all skipped steps                                               THOR.finished
+    scale           [1]          the live loss scale                                             finished
+    good_steps      [1] steps    consecutive finite steps since the loss scale last changed      finished
+    bad_steps       [1] steps    consecutive steps that were not finite, all skipped             finished
+    skipped_steps   [1] steps    all skipped steps                                               finished
     escalations     [1] blocks   not positive definite, so that they got more damping            write_table
     ==============  ===========  ==============================================================  =======================
 
@@ -46,7 +98,7 @@ class OptimizerState(nn.Cell):
     """
 
     def __init__(self, layers: Sequence[Layer], plan: Parameter, loss_scale: float):
-        super().__init__(auto_prefix=False)
+        nn.Cell.__init__(self, auto_prefix=False)  # Parameters are made here, in the order that a checkpoint has
         self.copies = tuple(layer.copies for layer in layers)
         self.plan = plan
         self.curvature = ParameterTuple([p for y in layers for f in (y.a, y.g) for p in f.parameters])
@@ -63,16 +115,6 @@ class OptimizerState(nn.Cell):
         self.bad_steps = int_parameter("bad_steps", 0)
         self.skipped_steps = int_parameter("skipped_steps", 0)
         self.escalations = int_parameter("escalations", 0)
-
-    @property
-    def step(self) -> int:
-        """Number of steps done, without skipped ones."""
-        return read(self.step_count)
-
-    @property
-    def loss_scale(self) -> float:
-        """The live loss scale."""
-        return float(self.scale.asnumpy()[0])
 
     @property
     def active_layers(self) -> list[int]:
@@ -107,10 +149,6 @@ class OptimizerState(nn.Cell):
     def schedule_refresh(self, interval: int) -> None:
         """Schedule the next candidate refresh ``interval`` steps from now."""
         write(self.next_refresh, self.step + interval)
-
-    def count_step(self) -> None:
-        """Count a finite step."""
-        write(self.step_count, self.step + 1)
 
     def table(self) -> LayerTable:
         """Host copies of the state that a candidate refresh reads and changes."""

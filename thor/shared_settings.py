@@ -10,6 +10,7 @@ from typing import Any
 from mindspore import Tensor
 
 from thor.optimizer import THOR
+from thor.plain_optimizer import PlainOptimizer
 
 _OF_OPTIONS = ("refresh", "factor_decay", "factor_share", "clip", "clip_each", "weight_decay", "weight_decay_mode",
                "max_bad_steps")  # fmt: skip
@@ -17,34 +18,40 @@ _OF_INNER = ("momentum", "alpha", "beta", "beta1", "beta2", "eps", "epsilon", "w
              "nesterov", "norm_coefficient")  # fmt: skip
 
 
-def shared_settings(optimizer: THOR, accumulate: int) -> dict[str, Any]:
+def shared_settings(optimizer: THOR | PlainOptimizer, accumulate: int) -> dict[str, Any]:
     """The settings by name; for a schedule, its value at the current step."""
-    options, step, state, inner = optimizer.options, optimizer.step, optimizer.own_state, optimizer.inner
+    state, inner = optimizer.own_state, optimizer.inner
     groups = getattr(inner, "param_groups", ())  # Adafactor keeps its groups here, unknown to nn.Optimizer
-    rate = inner.get_lr() if optimizer.rate is None else optimizer.rate(step)
+    rate = None if isinstance(optimizer, PlainOptimizer) else optimizer.rate
     return (
-        {name: getattr(options, name) for name in _OF_OPTIONS}
-        | {
-            "step": step,
-            "next_refresh": int(state.next_refresh.asnumpy()[0]),
-            "next_gather": int(state.next_gather.asnumpy()[0]),
-            "stopped layers": state.status.asnumpy().tolist(),
-            "block plan": state.plan.asnumpy().tobytes(),
-            "sharing": None if optimizer.ranks is None else optimizer.ranks.sharing,
+        {
+            "step": state.step,
             "accumulate": accumulate,
-            "interval": int(options.interval(step)),
-            "factor_interval": options.gather_interval(step),
-            "damping": float(options.damping(step)),
             "loss_scale": state.scale.asnumpy().tolist(),
             "loss_scale's rule": optimizer.scale_rule,
-            "inverse": optimizer.refresher.inverter.method,
             "inner": type(inner).__name__,
-            "learning_rate": _numbers(rate),
+            "learning_rate": _numbers(inner.get_lr() if rate is None else rate(state.step)),
         }
         | {f"{name} of inner": _numbers(getattr(inner, name, None)) for name in _OF_INNER}
         | {"groups of inner": [{k: _numbers(v) for k, v in each.items() if k != "params"} for each in groups]}
-        | {"decays": list(optimizer.decays)}
+        | ({} if isinstance(optimizer, PlainOptimizer) else _of_thor(optimizer))
     )
+
+
+def _of_thor(optimizer: THOR) -> dict[str, Any]:
+    options, state, step = optimizer.options, optimizer.own_state, optimizer.step
+    return {name: getattr(options, name) for name in _OF_OPTIONS} | {
+        "next_refresh": int(state.next_refresh.asnumpy()[0]),
+        "next_gather": int(state.next_gather.asnumpy()[0]),
+        "stopped layers": state.status.asnumpy().tolist(),
+        "block plan": state.plan.asnumpy().tobytes(),
+        "sharing": None if optimizer.ranks is None else optimizer.ranks.sharing,
+        "interval": int(options.interval(step)),
+        "factor_interval": options.gather_interval(step),
+        "damping": float(options.damping(step)),
+        "inverse": optimizer.refresher.inverter.method,
+        "decays": list(optimizer.decays),
+    }
 
 
 def _numbers(value: Any) -> Any:

@@ -12,89 +12,106 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from mindspore import Tensor, nn
+from mindspore import ParameterTuple, Tensor, nn
 
 from first_order.base import FirstOrder
 from first_order.cells import set_unregistered
-from first_order.checks import check_int
+from first_order.checks import check_int, flag
 from thor.distributed.agreement import same_everywhere
 from thor.distributed.ranks import copy_first
 from thor.optimizer import THOR
+from thor.plain_optimizer import PlainOptimizer
 from thor.runtime import device
 from thor.runtime.graph_ops import forget_compiled_construct
 from thor.runtime.parameters import int_parameter, read, write
 from thor.shared_settings import shared_settings
 from thor.step.accumulation import Accumulators
 from thor.step.diagnose import first_bad_layer, likely_cause, stop_message
-from thor.step.graphs import Flags, StepGraphs, forward_of
+from thor.step.forward import Forward
+from thor.step.graphs import Flags, StepGraphs
 from thor.step.moving_averages import MovingAverages
 from thor.step.storage_watch import StorageWatch
-from thor.step.update import Update, no_more_parameters
+from thor.step.update import PlainUpdate, Update, no_more_parameters
 
 
 class TrainStep(nn.Cell):
     """``loss = step(x, y)``: forward, backward, curvature when it is due, and the update of the weights.
 
-    ``ms.Model`` trains it too: ``Model(step).train(epochs, dataset, callbacks, dataset_sink_mode=False)``. Give
+    A batch is given by position, ``step(x, y)``, or by name, ``step(input_ids=x, labels=y)``; NumPy arrays are taken
+    too. ``ms.Model`` trains it: ``Model(step).train(epochs, dataset, callbacks, dataset_sink_mode=False)``. Give
     ``eval_network=nn.WithEvalCell(net, loss_fn)`` and ``metrics`` to evaluate during training (``Model.fit``).
 
     Args:
-        net: the network that ``optimizer`` was made for.
-        loss_fn: ``loss_fn(net(*inputs[:-1]), inputs[-1])``, a mean over the batch; None if ``net`` returns the loss.
-        optimizer: a :class:`thor.THOR`.
+        net: the network; for :class:`thor.THOR` the one that the optimizer was made for.
+        loss_fn: ``loss_fn(net(*inputs), *labels)``, a mean over the batch. The labels are the last inputs of a batch,
+            as many as ``loss_fn`` has required arguments behind the output. None if ``net`` returns the loss.
+        optimizer: a :class:`thor.THOR` or any ``nn.Optimizer``.
+        has_aux: whether network or loss return (loss, ...); a step then returns ``(loss, aux)``, and ``aux`` is what
+            follows the loss, as one value or as a tuple of several.
         accumulate: number of micro-batches whose gradients (and factors) are averaged into one step.
         jit: compile the step, in GRAPH_MODE and in PYNATIVE_MODE. False runs it operator by operator, for debugging.
+        loss_scale, max_bad_steps: as those of THOR, for an ``nn.Optimizer``; THOR has its own.
     """
 
+    control: THOR | PlainOptimizer
+    loss_fn: Callable[..., Any] | None
+
     def __init__(
-        self, net: nn.Cell, loss_fn: Callable[..., Any] | None, optimizer: THOR, *, accumulate: int = 1,
-        jit: bool = True,
+        self, net: nn.Cell, loss_fn: Callable[..., Any] | None, optimizer: nn.Cell, *, has_aux: bool = False,
+        accumulate: int = 1, jit: bool = True, loss_scale: Any = None, max_bad_steps: int | None = None,
     ) -> None:  # fmt: skip
         super().__init__(auto_prefix=False)
-        if not isinstance(optimizer, THOR):
-            raise TypeError(f"optimizer must be a thor.THOR, but got {type(optimizer).__name__}")
-        if optimizer.network is not net:
-            raise ValueError("optimizer was made for another network: build THOR(net, ...) and TrainStep on one object")
+        if not isinstance(net, nn.Cell):
+            raise TypeError(f"net must be an nn.Cell, but got {type(net).__name__}")
         if loss_fn is not None and not callable(loss_fn):
             raise TypeError(f"loss_fn must be callable or None, but got {loss_fn!r}")
         self.accumulate = check_int("accumulate", accumulate, 1)
+        control = _control(net, optimizer, loss_scale, max_bad_steps)
         self.network, self.optimizer = net, optimizer
-        set_unregistered(self, loss_fn=loss_fn)
+        if isinstance(control, PlainOptimizer):
+            self.own_state = control.own_state  # THOR has its state as a child of its own
+        self.forward_pass = Forward(net, loss_fn, flag("has_aux", has_aux))
+        set_unregistered(self, loss_fn=loss_fn, control=control)
         self.jit = bool(jit)
         device.allow_deep_graphs()
         self._moving = MovingAverages(net)
         self._bound = False
-        if not optimizer.options.auto:  # with "auto" the first step binds, once it has chosen the block size
+        if not self._chooses_blocks:  # the first step binds, once it has chosen the block size
             self._bind()
         self.set_train()
 
+    @property
+    def _chooses_blocks(self) -> bool:
+        return isinstance(self.control, THOR) and self.control.options.auto
+
     def _bind(self) -> None:
         """Set up everything that depends on the optimizer's final layers and state."""
-        optimizer, options, ranks = self.optimizer, self.optimizer.options, self.optimizer.ranks
-        inner, layers = optimizer.inner, optimizer.captured
+        control, ranks = self.control, self.control.ranks
+        others = self.forward_pass.other_parameters()
+        names = {p.name for p in (*self.network.get_parameters(), *self.optimizer.get_parameters())}
+        self.loss_parameters = ParameterTuple([p for p in others if p.name not in names])  # in checkpoints of the step
         if ranks is not None:
-            same_everywhere(ranks, shared_settings(optimizer, self.accumulate))
-            copy_first(list(self.network.get_parameters()))
-        sums = Accumulators(self.accumulate, inner.parameters, layers) if self.accumulate > 1 else None
+            same_everywhere(ranks, shared_settings(control, self.accumulate))
+            copy_first([*self.network.get_parameters(), *others])
+        layers = control.captured if isinstance(control, THOR) else []
+        sums = Accumulators(self.accumulate, control.inner.parameters, layers) if self.accumulate > 1 else None
         if sums is not None:
             self.micro_step = int_parameter("micro_step", 0)
             self.micro_steps = int_parameter("micro_steps", self.accumulate)
             self.sums, self.factor_sums, self.loss_sum = sums.gradients, sums.statistics, sums.loss
-        self.update = Update(inner, layers, options.clip, optimizer.decays, options.clip_each, ranks)
-        forward = forward_of(self.network, self.loss_fn)
-        self.step_graphs = StepGraphs(forward, layers, self.update, ranks=ranks, sums=sums, jit=self.jit)
-        state = [*self.network.get_parameters(), *optimizer.own_state.curvature, *inner.get_parameters()]
-        self._state_watch = StorageWatch(state)  # all Parameters that graphs read or write
+        self.update: Update | PlainUpdate = _update(control)
+        self.step_graphs = StepGraphs(self.forward_pass, layers, self.update, ranks=ranks, sums=sums, jit=self.jit)
+        curvature = control.own_state.curvature if isinstance(control, THOR) else ()
+        state = [*self.network.get_parameters(), *others, *curvature, *control.inner.get_parameters()]
+        self._state_watch = StorageWatch(state)  # covers everything that graphs read and write
         self._sums_watch = StorageWatch([] if sums is None else sums.gradients)
         self._inner_changes = -1  # inner.changes, which counts changes of its options, when graphs were compiled
         self._scales: dict[float, Tensor] = {}
         self._sent_by_refresh = 0
-        optimized = {id(weight) for weight in inner.parameters}
-        self._not_optimized = [
-            p for p in self.network.get_parameters() if id(p) not in optimized and not p.requires_grad
-        ]
-        roots = (self.network, *_cells_in(self.loss_fn))
-        self._flagged_cells = [cell for root in roots for _, cell in root.cells_and_names()]
+        optimized = {id(weight) for weight in control.inner.parameters}
+        unknown = (p for p in self.network.get_parameters() if id(p) not in optimized)
+        self._not_optimized = [p for p in unknown if not p.requires_grad]
+        self._flagged_cells = self.forward_pass.cells()
         self._bound = True
 
     # -- for users -----------------------------------------------------------------------------------------------
@@ -116,54 +133,73 @@ class TrainStep(nn.Cell):
         The kinds are "plain" and "curvature", as soon as there was such a step, and "refresh" for the bytes that the
         last refresh sent in addition to its curvature step.
         """
-        across, ranks = self.update.across, self.optimizer.ranks
+        across, ranks = self.update.across, self.control.ranks
         each = 0 if across is None else across.bytes
         sent = {kind: count + each for kind, count in self.step_graphs.message_bytes.items()}
         return sent | ({} if ranks is None else {"refresh": self._sent_by_refresh})
 
     # -- the step ------------------------------------------------------------------------------------------------
 
-    def __call__(self, *inputs: Any) -> Tensor:
-        """Make one step, or one micro-batch of it, and return the unscaled loss."""
-        optimizer = self.optimizer
-        if optimizer.options.auto:
-            optimizer.profile_blocks(self.loss_fn, inputs)
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Make one step, or one micro-batch of it, and return the unscaled loss, or (loss, aux) with ``has_aux``."""
+        inputs = self.forward_pass.bind(args, kwargs)
+        if self._chooses_blocks:
+            self.control.profile_blocks(self.loss_fn, inputs)
             self._bind()
         self._before_step()
-        gathering = optimizer.own_state.gathers_now
+        gathering = isinstance(self.control, THOR) and self.control.own_state.gathers_now
         if gathering:
-            self.step_graphs.take_layers(optimizer.own_state.active_layers)
+            self.step_graphs.take_layers(self.control.own_state.active_layers)
         step = self._accumulated_step if self.accumulate > 1 else self._single_batch_step
-        loss, finite = step(gathering, self._scale(), *inputs)
-        failed = finite is not None and optimizer.finished(finite)
+        try:
+            loss, finite, *aux = step(gathering, self._scale(), *inputs)
+        except (TypeError, ValueError, RuntimeError, AttributeError) as error:
+            complaint = self.forward_pass.complaint(inputs)
+            if complaint is None:
+                raise
+            raise TypeError(complaint) from error
+        failed = finite is not None and self.control.finished(finite)
         if gathering or self.accumulate > 1 or not self._state_watch.noted:  # a plain step changes no storage
             self._state_watch.note()
             self._sums_watch.note()
+        self._after_step(finite, failed, inputs)
+        return (loss, _aux(aux[0])) if aux else loss
+
+    def _before_step(self) -> None:
+        """Notice loaded or changed state, check the network, and prepare the inner optimizer."""
+        control = self.control
+        self._notice_changes()
+        if not self._state_watch.noted and control.ranks is not None:  # ranks may have loaded different checkpoints
+            same_everywhere(control.ranks, shared_settings(control, self.accumulate))
+        if isinstance(control.inner, FirstOrder) and (self.accumulate == 1 or read(self.micro_step) == 0):
+            control.inner.prepare()
+        self._moving.before_step()
+        if isinstance(control, THOR):
+            control.integrity.check()
+            control.set_learning_rate()
+
+    def _after_step(self, finite: bool | None, failed: bool, inputs: tuple[Any, ...]) -> None:
+        """Restore moving averages after a step that was not finite, and stop training after too many of them."""
         where = first_bad_layer(self.network, self.loss_fn, self.update.weights, inputs) if failed else None
         if finite is False:
             self._moving.mend()
         if failed:
-            where = where or likely_cause(self.step_graphs.scaled, self.accumulate > 1, optimizer.ranks is not None)
-            raise FloatingPointError(stop_message(optimizer.step, read(optimizer.own_state.bad_steps), where))
-        return loss
+            state, ranks = self.control.own_state, self.control.ranks
+            where = where or likely_cause(self.step_graphs.scaled, self.accumulate > 1, ranks is not None)
+            raise FloatingPointError(stop_message(state.step, read(state.bad_steps), where))
 
-    def _before_step(self) -> None:
-        """Notice loaded or changed state, check the network, and prepare the inner optimizer."""
-        optimizer = self.optimizer
-        self._notice_changes()
-        if not self._state_watch.noted and optimizer.ranks is not None:  # ranks may have loaded different checkpoints
-            same_everywhere(optimizer.ranks, shared_settings(optimizer, self.accumulate))
-        optimizer.integrity.check()
-        if isinstance(optimizer.inner, FirstOrder) and (self.accumulate == 1 or read(self.micro_step) == 0):
-            optimizer.inner.prepare()
-        self._moving.before_step()
-        optimizer.set_learning_rate()
-
-    def _single_batch_step(self, gathering: bool, scale: Tensor | None, *inputs: Any) -> tuple[Tensor, bool]:
+    def _single_batch_step(self, gathering: bool, scale: Tensor | None, *inputs: Any) -> tuple[Any, ...]:
+        """(loss, finite), and with ``has_aux`` the further outputs."""
+        run = self.step_graphs.curvature if gathering else self.step_graphs.plain
+        outputs, aux = self._without_aux(run(scale, *inputs))
         if gathering:
-            return self._refresh_and_apply(scale, *self.step_graphs.curvature(scale, *inputs))
-        loss, finite = self.step_graphs.plain(scale, *inputs)
-        return loss, bool(finite.asnumpy())
+            return (*self._refresh_and_apply(scale, *outputs), *aux)
+        loss, finite = outputs
+        return (loss, bool(finite.asnumpy()), *aux)
+
+    def _without_aux(self, outputs: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """What a graph returns, and with ``has_aux`` apart from it the further outputs, which come last."""
+        return (outputs[:-1], outputs[-1:]) if self.forward_pass.has_aux else (outputs, ())
 
     def _refresh_and_apply(
         self, scale: Tensor | None, loss: Tensor, finite: Tensor, *gradients: Tensor
@@ -174,7 +210,8 @@ class TrainStep(nn.Cell):
         """
         if not bool(finite.asnumpy()):
             return loss, False
-        optimizer, graphs, count = self.optimizer, self.step_graphs, len(self.update.weights)
+        optimizer, graphs, count = self.control, self.step_graphs, len(self.update.weights)
+        assert isinstance(optimizer, THOR)
         state, options = optimizer.own_state, optimizer.options
         gain, weight = state.gain(graphs.in_graph, options.factor_decay)
         graphs.average(scale, gain, *gradients[count:])
@@ -184,23 +221,26 @@ class TrainStep(nn.Cell):
         loss, finite = graphs.apply(loss, *gradients[:count])
         return loss, bool(finite.asnumpy())
 
-    def _accumulated_step(self, gathering: bool, scale: Tensor | None, *inputs: Any) -> tuple[Tensor, bool | None]:
-        """Process one micro-batch, and after the last one finish the step. Returns (loss, finite), None before that."""
+    def _accumulated_step(self, gathering: bool, scale: Tensor | None, *inputs: Any) -> tuple[Any, ...]:
+        """Process one micro-batch, and after the last one finish the step: (loss, finite); before that finite is None.
+
+        With ``has_aux`` the further outputs of the micro-batch follow.
+        """
         graphs = self.step_graphs
         if read(self.micro_steps) != self.accumulate:  # loaded sums are of a step with other micro-batches
             write(self.micro_steps, self.accumulate)
             write(self.micro_step, 0)
         if not read(self.micro_step):  # an interrupted step may have left sums behind
             graphs.clear_sums()
-        loss = graphs.add(gathering, scale, *inputs)
+        (loss,), aux = self._without_aux(graphs.add(gathering, scale, *inputs))
         done = read(self.micro_step) + 1
         write(self.micro_step, done % self.accumulate)
         if done < self.accumulate:
-            return loss, None
+            return (loss, None, *aux)
         if gathering:
-            return self._refresh_and_apply(scale, *graphs.finish_curvature(scale))
+            return (*self._refresh_and_apply(scale, *graphs.finish_curvature(scale)), *aux)
         total, finite = graphs.finish(scale)
-        return total, bool(finite.asnumpy())
+        return (total, bool(finite.asnumpy()), *aux)
 
     def construct(self, *_: Any) -> None:
         """Raise RuntimeError; called only if the step is compiled into another graph, as data sinking does."""
@@ -218,7 +258,7 @@ class TrainStep(nn.Cell):
         """
         if not self.step_graphs.scaled:
             return None
-        value = self.optimizer.own_state.scale.asnumpy()
+        value = self.control.own_state.scale.asnumpy()
         if value[0] not in self._scales:
             self._scales = {value[0]: Tensor(value.copy())}
         return self._scales[value[0]]
@@ -230,10 +270,11 @@ class TrainStep(nn.Cell):
 
     def _notice_changes(self) -> None:
         """Follow what has been loaded, and options, flags and weights that have changed since the last step."""
-        inner, graphs = self.optimizer.inner, self.step_graphs
+        control, graphs = self.control, self.step_graphs
+        inner = control.inner
         changes = getattr(inner, "changes", 0)
         if changes != self._inner_changes:
-            no_more_parameters(inner, self.optimizer.decays)
+            no_more_parameters(inner, len(self.update.weights))
             graphs.release()
             self._inner_changes = changes
         if self._state_watch.moved:
@@ -248,15 +289,37 @@ class TrainStep(nn.Cell):
                 f"weight {unfrozen} has requires_grad=True now, but the optimizer was made without it: make a new "
                 f"optimizer (thor.detach(net) first), or name the weight in its params from the start"
             )
-        graphs.scale_loss(self.optimizer.scaled)
+        graphs.scale_loss(control.scaled)
         graphs.follow(self._flags())
 
 
-def _cells_in(loss_fn: Callable[..., Any] | None) -> list[nn.Cell]:
-    """The Cells that a loss function is, is a method of, or has in its closure."""
-    values = [loss_fn, getattr(loss_fn, "__self__", None), *(c.cell_contents for c in _closure(loss_fn))]
-    return [value for value in values if isinstance(value, nn.Cell)]
+def _control(net: nn.Cell, optimizer: Any, loss_scale: Any, max_bad_steps: int | None) -> THOR | PlainOptimizer:
+    """What decides for the optimizer: a THOR itself, or a :class:`PlainOptimizer` around any other one."""
+    if isinstance(optimizer, THOR):
+        if optimizer.network is not net:
+            raise ValueError("optimizer was made for another network: build THOR(net, ...) and TrainStep on one object")
+        for name, value in (("loss_scale", loss_scale), ("max_bad_steps", max_bad_steps)):
+            if value is not None:
+                raise ValueError(f"{name} is THOR's own setting: give it to THOR({name}={value!r}), not to TrainStep")
+        return optimizer
+    if not isinstance(optimizer, nn.Optimizer):
+        raise TypeError(
+            f"optimizer must be a thor.THOR or an nn.Optimizer, but got {type(optimizer).__name__}"
+            + (": optimizers of mindspore.mint and mindspore.experimental are none, take first_order's or nn's"
+               if hasattr(optimizer, "param_groups") else "")
+        )  # fmt: skip
+    return PlainOptimizer(net, optimizer, 1.0 if loss_scale is None else loss_scale, max_bad_steps or 10)
 
 
-def _closure(function: Any) -> tuple[Any, ...]:
-    return getattr(function, "__closure__", None) or ()
+def _update(control: THOR | PlainOptimizer) -> Update | PlainUpdate:
+    """What moves the weights."""
+    if isinstance(control, PlainOptimizer):
+        return PlainUpdate(control.inner)
+    options = control.options
+    layers, decays = control.captured, control.decays
+    return Update(control.inner, layers, options.clip, decays, options.clip_each, control.ranks)
+
+
+def _aux(values: tuple[Any, ...]) -> Any:
+    """Further outputs: one as it is, several as a tuple."""
+    return values[0] if len(values) == 1 else values

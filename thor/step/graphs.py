@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import mindspore as ms
-from mindspore import Parameter, Tensor, nn, ops
+from mindspore import Parameter, Tensor, ops
 
 from first_order.compiled import CompiledFunction
 from thor.curvature.layer import Layer
@@ -33,8 +33,9 @@ from thor.runtime.graph_ops import entry, over
 from thor.step.accumulation import Accumulators, Adder, Clearer, ScaledSums
 from thor.step.estimate import Estimate
 from thor.step.finite_check import checker, in_one_thread
+from thor.step.forward import Forward
 from thor.step.loss_scaling import scaling
-from thor.step.update import Update
+from thor.step.update import PlainUpdate, Update
 
 Compiled = Callable[..., Any]
 
@@ -64,7 +65,7 @@ class StepGraphs:
     """The compiled functions of one :class:`thor.TrainStep`.
 
     Args:
-        forward: ``forward(*inputs)``, the loss of a batch.
+        forward: the forward pass; with ``has_aux`` the functions that run it return (result, further outputs).
         layers: all captured layers.
         update: preconditions gradients and moves the weights.
         ranks: the ranks of a data-parallel job; None for one process.
@@ -81,10 +82,11 @@ class StepGraphs:
     """
 
     def __init__(
-        self, forward: Compiled, layers: Sequence[Layer], update: Update, *, ranks: Ranks | None,
+        self, forward: Forward, layers: Sequence[Layer], update: Update | PlainUpdate, *, ranks: Ranks | None,
         sums: Accumulators | None, jit: bool,
     ) -> None:  # fmt: skip
-        self.forward, self.layers, self.update = forward, layers, update
+        self.parameters = [*forward.net.get_parameters(), *forward.other_parameters()]
+        self.forward, self.has_aux, self.layers, self.update = forward.function(), forward.has_aux, layers, update
         self.weights = update.inner.parameters
         self.ranks, self.sums, self.jit = ranks, sums, jit
         self.in_graph: list[int] = []
@@ -132,16 +134,16 @@ class StepGraphs:
             device.trim_memory()  # that compiling the previous graph has left
             self.curvature_built += name in CURVATURE_GRAPHS
             self.built += self.jit
-            self._functions[key] = CompiledFunction(build()) if self.jit else build()
+            self._functions[key] = CompiledFunction(build(), self.parameters) if self.jit else build()
         return self._functions[key]
 
     # -- the functions ---------------------------------------------------------------------------------------------
 
-    def plain(self, scale: Tensor | None, *inputs: Any) -> tuple[Tensor, Tensor]:
+    def plain(self, scale: Tensor | None, *inputs: Any) -> tuple[Any, ...]:
         """A complete step without curvature: (loss, whether the step was finite and the weights have moved)."""
         return self._function("plain", self._build_plain)(scale, *inputs)
 
-    def curvature(self, scale: Tensor | None, *inputs: Any) -> tuple[Tensor, ...]:
+    def curvature(self, scale: Tensor | None, *inputs: Any) -> tuple[Any, ...]:
         """The backward pass with factors: (loss, whether everything is finite, *gradients, *statistics)."""
         curvature = self._function("curvature", self._build_curvature)
         with self._open_ports():
@@ -155,7 +157,7 @@ class StepGraphs:
         """Precondition gradients and update: (loss, whether the step was finite and the weights have moved)."""
         return self._function("apply", self._build_apply)(loss, *gradients)
 
-    def add(self, gathering: bool, scale: Tensor | None, *inputs: Any) -> Tensor:
+    def add(self, gathering: bool, scale: Tensor | None, *inputs: Any) -> tuple[Any, ...]:
         """Add the gradients of a micro-batch, with factors if ``gathering``, to the sums, and return its loss."""
         if not gathering:
             return self._function("add", self._build_add)(scale, *inputs)
@@ -195,11 +197,11 @@ class StepGraphs:
         update, mean = self.update, self._mean_over_ranks("plain", self.weights)
 
         def plain(scale, *inputs):
-            loss, gradients = differentiate(scale, *inputs)
+            loss, gradients, aux = differentiate(scale, *inputs)
             loss, gradients = mean(loss, gradients, inputs)
             inverse_scale = inverse(scale)
             (loss,) = down((loss,), inverse_scale)
-            return update(loss, down(gradients, inverse_scale))
+            return update(loss, down(gradients, inverse_scale)) + aux
 
         return plain
 
@@ -209,11 +211,11 @@ class StepGraphs:
         mean, checked = self._mean_over_ranks("curvature", self._variables()), checker()
 
         def curvature(scale, *inputs):
-            loss, gradients = differentiate(scale, *inputs)
+            loss, gradients, aux = differentiate(scale, *inputs)
             loss, gradients = mean(loss, gradients, inputs)
             inverse_scale = inverse(scale)
             (loss,), weights = down((loss,), inverse_scale), down(gradients[:count], inverse_scale)
-            return checked(loss, weights, gradients[count:])
+            return checked(loss, weights, gradients[count:]) + aux
 
         return curvature
 
@@ -245,9 +247,9 @@ class StepGraphs:
         adder, (_, inverse, down) = Adder(sums, self._sums.loss), scaling(self.scaled)
 
         def add(scale, *inputs):
-            loss, gradients = differentiate(scale, *inputs)
+            loss, gradients, aux = differentiate(scale, *inputs)
             (loss,) = down((loss,), inverse(scale))
-            return in_one_thread(ops.depend(loss, adder(loss, gradients)))
+            return (in_one_thread(ops.depend(loss, adder(loss, gradients))),) + aux
 
         return add
 
@@ -301,24 +303,33 @@ class StepGraphs:
         return [*self._sums.gradients, *statistics]
 
     def _differentiate(self, variables: Sequence[Parameter]) -> Compiled:
-        """``(scale, *inputs)`` -> (scaled loss, its gradients by ``variables``)."""
-        forward, (up, _, _) = self.forward, scaling(self.scaled)
+        """``(scale, *inputs)`` -> (scaled loss, its gradients by ``variables``, (further outputs,) or ()).
+
+        The gradient of a frozen weight is zero, and its backward pass is left out.
+        """
+        forward, has_aux, frozen, (up, _, _) = self.forward, self.has_aux, self.update.frozen, scaling(self.scaled)
 
         def scaled_loss(scale, *inputs):
-            return up(forward(*inputs), scale)
+            found = forward(*inputs)
+            if has_aux:
+                return up(found[0], scale), found[1:]
+            return up(found, scale)
 
-        frozen = self.update.frozen
-        if not frozen:
-            return ms.value_and_grad(scaled_loss, None, variables)
         trained = [variable for at, variable in enumerate(variables) if at not in frozen]
-        differentiate, zeros = ms.value_and_grad(scaled_loss, None, trained), [variables[at] for at in frozen]
-        places = tuple(_places(len(variables), frozen))
+        zeros, places = tuple(variables[at] for at in frozen), tuple(_places(len(variables), frozen))
+        value_and_grad = ms.value_and_grad(scaled_loss, None, trained, has_aux=has_aux)
 
-        def with_zeros(scale, *inputs):
-            loss, gradients = differentiate(scale, *inputs)
-            return loss, over(ops.partial(entry, over(ops.zeros_like, zeros) + gradients), places)
+        def differentiate(scale, *inputs):
+            loss, gradients = value_and_grad(scale, *inputs)
+            aux = ()
+            if has_aux:
+                loss, aux = loss
+                aux = (aux,)
+            if frozen:
+                gradients = over(ops.partial(entry, over(ops.zeros_like, zeros) + gradients), places)
+            return loss, gradients, aux
 
-        return with_zeros
+        return differentiate
 
     def _mean_over_ranks(self, kind: str, variables: Sequence[Parameter]) -> Compiled:
         """``(loss, gradients, inputs)`` -> means of (loss, gradients) over ranks, weighted by their examples."""
@@ -340,15 +351,3 @@ def _places(count: int, frozen: Sequence[int]) -> Iterator[int]:
     after = iter(range(len(frozen), count))
     for at in range(count):
         yield frozen.index(at) if at in frozen else next(after)
-
-
-def forward_of(net: nn.Cell, loss_fn: Compiled | None) -> Compiled:
-    """``forward(*inputs)``: the loss of a batch; without ``loss_fn`` the network's output is the loss."""
-
-    def with_loss(*inputs):
-        return loss_fn(net(*inputs[:-1]), inputs[-1])
-
-    def without_loss(*inputs):
-        return net(*inputs)
-
-    return without_loss if loss_fn is None else with_loss

@@ -13,7 +13,7 @@ from thor.curvature.layer import Layer
 from thor.distributed.ranks import Ranks
 from thor.distributed.reduce import Sums
 from thor.runtime.graph_ops import dot, entry, nested_entry, over, times
-from thor.step.finite_check import finiteness_summary
+from thor.step.finite_check import finiteness_summary, summary_of_all
 
 _cast = ops.Cast()
 
@@ -78,7 +78,7 @@ class Update(nn.Cell):
         clip_each: float | None = None, ranks: Ranks | None = None,
     ):  # fmt: skip
         super().__init__(auto_prefix=False)
-        no_more_parameters(inner, decays)
+        no_more_parameters(inner, len(decays))
         self.inner, self.summary = inner, finiteness_summary()
         self.weights, self.decays = inner.parameters, decays
         self.layers = tuple(range(len(layers)))
@@ -197,14 +197,41 @@ class Update(nn.Cell):
         return rate
 
 
+class PlainUpdate(nn.Cell):
+    """Let an optimizer move the weights by their gradients; nothing moves if loss or gradients are not finite.
+
+    Weights whose index is in ``frozen`` do not move.
+    """
+
+    def __init__(self, inner: nn.Optimizer):
+        super().__init__(auto_prefix=False)
+        self.inner, self.weights = inner, inner.parameters
+        self.frozen: tuple[int, ...] = ()
+        self.across = None  # no rank hands another one directions
+        self.summary = summary_of_all()
+
+    def construct(self, loss, gradients):
+        """(loss, whether the step was finite and done), for unscaled gradients in the optimizer's order."""
+        finite = ops.isfinite(_cast(loss, ms.float32) + self.summary(gradients))
+        if finite:
+            frozen = over(self._copy, self.frozen) if self.frozen else ()
+            loss = ops.depend(loss, self.inner(gradients))
+            for place, i in enumerate(self.frozen):
+                ops.assign(self.weights[i], ops.depend(frozen[place], loss))
+        return loss, finite
+
+    def _copy(self, i):
+        return self.weights[i] * 1.0
+
+
 def _parts_of(layer: int, places: Sequence[WeightPlace]) -> list[tuple[int, int]]:
     """(part, index of the weight) of each weight of one captured layer."""
     return [(place.part, at) for at, place in enumerate(places) if place.layer == layer]
 
 
-def no_more_parameters(inner: nn.Optimizer, decays: tuple[float, ...]) -> None:
-    """Raise ValueError if ``inner`` got Parameters after THOR was built, as by Adafactor's ``add_param_group``."""
-    if len(inner.parameters) != len(decays):
+def no_more_parameters(inner: nn.Optimizer, count: int) -> None:
+    """Raise ValueError if ``inner`` has more than ``count`` Parameters now, as by Adafactor's ``add_param_group``."""
+    if len(inner.parameters) != count:
         raise ValueError("inner was given more Parameters since THOR was made of it: give it all of them before")
 
 

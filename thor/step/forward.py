@@ -1,0 +1,169 @@
+"""From a batch to the loss: how inputs are bound, what network and loss return, and what is wrong with them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from mindspore import Parameter, Tensor, nn
+
+_FLOATS = ("Float16", "Float32", "Float64", "BFloat16")
+
+
+class Forward:
+    """The forward pass of a training step: ``loss_fn(net(*inputs), *labels)``, or ``net(*inputs)`` without a loss.
+
+    The last inputs of a batch are the labels, as many as ``loss_fn`` has required arguments behind the output.
+
+    Args:
+        net: the network.
+        loss_fn: a Cell or a function of the network's output and the labels; None if the network returns the loss.
+        has_aux: whether the loss is followed by further outputs, (loss, ...), which a step hands on.
+    """
+
+    def __init__(self, net: nn.Cell, loss_fn: Callable[..., Any] | None, has_aux: bool):
+        self.net, self.loss_fn, self.has_aux = net, loss_fn, has_aux
+        self.labels = 0 if loss_fn is None else _labels_of(loss_fn)
+
+    def bind(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        """A batch as positional tensors, the labels last; NumPy arrays become Tensors.
+
+        Raises:
+            TypeError: if inputs do not fit the network or the loss.
+            ValueError: if the batch is empty.
+        """
+        args = _by_position(self.net, self.loss_fn, self.labels, args, kwargs) if kwargs else tuple(args)
+        if len(args) <= self.labels and self.loss_fn is not None:
+            raise TypeError(
+                f"a batch must have an input for the network and {self.labels} for loss_fn, but got {len(args)} in all"
+            )
+        inputs = tuple(Tensor(each) if isinstance(each, np.ndarray) else each for each in args)
+        for index, value in enumerate(inputs):
+            if isinstance(value, Tensor) and value.ndim and not value.shape[0]:
+                raise ValueError(f"the batch is empty: input {index} has shape {tuple(value.shape)}; leave it out")
+        return inputs
+
+    def function(self) -> Callable[..., Any]:
+        """``forward(*inputs)`` for the compiler: the loss, or with ``has_aux`` what network and loss return."""
+        net, loss_fn, labels = self.net, self.loss_fn, self.labels
+
+        def with_loss(*inputs):
+            return loss_fn(net(*inputs[:-labels]), *inputs[-labels:])
+
+        def without_loss(*inputs):
+            return net(*inputs)
+
+        return without_loss if loss_fn is None else with_loss
+
+    def complaint(self, inputs: Sequence[Any]) -> str | None:
+        """What is wrong with what network and loss return for these inputs; None if nothing is."""
+        found = self.function()(*inputs)
+        who = f"{type(self.net).__name__}" if self.loss_fn is None else "loss_fn"
+        if self.has_aux:
+            if not isinstance(found, tuple) or len(found) < 2:
+                return f"has_aux=True: {who} must return (loss, ...), but returned {_described(found)}"
+            found = found[0]
+        elif isinstance(found, (tuple, list)):
+            return (
+                f"{who} must return the loss alone, but returned {_described(found)}: give has_aux=True if the first "
+                f"of them is the loss"
+            )
+        if not isinstance(found, Tensor) or not any(name in str(found.dtype) for name in _FLOATS):
+            return f"the loss must be a float Tensor, but {who} returned {_described(found)}"
+        if found.size != 1:
+            return (
+                f"the loss must be one number, but {who} returned {_described(found)}: take the mean over the examples "
+                f"(reduction='mean')"
+            )
+        return None
+
+    def cells(self) -> list[nn.Cell]:
+        """The Cells of network and loss, all levels."""
+        roots = [self.net, *(value for value in _reached(self.loss_fn) if isinstance(value, nn.Cell))]
+        return [cell for root in roots for _, cell in root.cells_and_names()]
+
+    def other_parameters(self) -> list[Parameter]:
+        """Parameters of the loss that are not the network's: of Cells, of bound objects, and bare ones in closures."""
+        known = {id(p) for p in self.net.get_parameters()}
+        found: dict[int, Parameter] = {}
+        for value in _reached(self.loss_fn):
+            each = [value] if isinstance(value, Parameter) else value.get_parameters()
+            found |= {id(p): p for p in each if id(p) not in known}
+        return list(found.values())
+
+
+def _labels_of(loss_fn: Callable[..., Any]) -> int:
+    """How many labels a loss takes: its required arguments behind the output, at least one."""
+    function = loss_fn.construct if isinstance(loss_fn, nn.Cell) else loss_fn
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return 1
+    required = [p for p in parameters if p.kind in _POSITIONAL and p.default is inspect.Parameter.empty]
+    return max(1, len(required) - 1)
+
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+def _by_position(
+    net: nn.Cell, loss_fn: Callable[..., Any] | None, labels: int, args: Sequence[Any], kwargs: dict[str, Any]
+) -> tuple[Any, ...]:
+    """Inputs by name in the places that network and loss have for them."""
+    names = _names(net.construct)
+    own = {name: value for name, value in kwargs.items() if name in names}
+    others = {name: value for name, value in kwargs.items() if name not in names}
+    if loss_fn is None and others:
+        raise TypeError(f"{type(net).__name__} has no input {next(iter(others))!r}; it has {', '.join(names)}")
+    behind = labels - len(others)
+    if behind < 0:
+        raise TypeError(
+            f"inputs must be the network's ({', '.join(names)}) and {labels} for the loss, but got {', '.join(kwargs)}"
+        )
+    first, last = (args[: len(args) - behind], args[len(args) - behind :]) if behind else (args, ())
+    try:
+        bound = inspect.signature(net.construct).bind(*first, **own)
+    except TypeError as error:
+        raise TypeError(f"inputs do not fit {type(net).__name__}({', '.join(names)}): {error}") from None
+    if set(bound.arguments) != set(names[: len(bound.arguments)]):
+        bound.apply_defaults()
+    if bound.kwargs:
+        raise TypeError(
+            f"{type(net).__name__}: input {next(iter(bound.kwargs))!r} has no position, which a compiled step needs"
+        )
+    targets = _names(loss_fn.construct if isinstance(loss_fn, nn.Cell) else loss_fn)[1:] if others else []
+    unknown = [name for name in others if name not in targets]
+    if unknown:
+        raise TypeError(f"neither {type(net).__name__} nor loss_fn has an input {unknown[0]!r}; they have "
+                        f"{', '.join([*names, *targets])}")  # fmt: skip
+    return (*bound.args, *last, *(others[name] for name in targets if name in others))
+
+
+def _names(function: Any) -> list[str]:
+    """The names of a function's positional arguments."""
+    return [p.name for p in inspect.signature(function).parameters.values() if p.kind in _POSITIONAL]
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"a Tensor of shape {tuple(value.shape)} and type {value.dtype}"
+    if isinstance(value, (tuple, list)):
+        return f"{len(value)} values"
+    return f"a {type(value).__name__}"
+
+
+def _reached(loss_fn: Any) -> Iterator[Any]:
+    """Cells and Parameters that a loss is, or that its object, its closure or the globals it names hold."""
+    closure: list[Any] = []
+    if inspect.isfunction(loss_fn):
+        variables = inspect.getclosurevars(loss_fn)
+        closure = [*variables.nonlocals.values(), *variables.globals.values()]
+    bound = getattr(loss_fn, "__self__", None)
+    inside = [] if bound is None or isinstance(bound, nn.Cell) else list(vars(bound).values())
+    seen: set[int] = set()
+    for value in (loss_fn, bound, *inside, *closure):
+        if isinstance(value, nn.Cell | Parameter) and id(value) not in seen:
+            seen.add(id(value))
+            yield value
