@@ -13,6 +13,7 @@ from mindspore.ops import functional as F
 from first_order import checks, tensor_checks
 from first_order.cells import set_unregistered
 from first_order.compiled import CompiledFunction
+from first_order.storage_watch import StorageWatch
 
 
 class FirstOrder(nn.Optimizer):
@@ -39,7 +40,7 @@ class FirstOrder(nn.Optimizer):
             if self.is_group_lr:
                 raise ValueError("learning_rate must be a number or a schedule where a group has an lr of its own")
             self._suppliers.append((self.learning_rate, supplier))
-        set_unregistered(self, _compiled=None, _compiled_for=None)
+        set_unregistered(self, _compiled=None, _compiled_for=None, _watch=None)
 
     def _build_single_lr(self, learning_rate: Any, name: str) -> Any:
         """Keep the learning rate in float64 if there are float64 parameters; nn.Optimizer would round it to float32."""
@@ -121,7 +122,12 @@ class FirstOrder(nn.Optimizer):
         self.prepare()
         if self._compiled_for != layout:
             self._compile(layout)
-        return self._compiled(*(part for g in gradients for part in (g if isinstance(g, tuple) else (g,))))
+        if self._watch.moved:
+            self._watch.restore()
+        done = self._compiled(*(part for g in gradients for part in (g if isinstance(g, tuple) else (g,))))
+        if not self._watch.noted:
+            self._watch.note()
+        return done
 
     def _compile(self, layout: tuple[bool, ...]) -> None:
         """Make the compiled step for these gradients; ``layout`` tells which are sparse.
@@ -140,7 +146,8 @@ class FirstOrder(nn.Optimizer):
 
         if self._compiled is not None:
             self._compiled.release()
-        set_unregistered(self, _compiled=CompiledFunction(step), _compiled_for=layout)
+        watch = StorageWatch((*self.parameters, *self.get_parameters()))
+        set_unregistered(self, _compiled=CompiledFunction(step), _compiled_for=layout, _watch=watch)
 
     def _check(self, gradients: Any) -> tuple[bool, ...]:
         """Raise unless there is one gradient for each parameter; return which gradients are sparse pairs."""

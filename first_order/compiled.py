@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from mindspore import Parameter, nn
-from mindspore.common.api import _cell_graph_executor
+from mindspore.graph.api import _cell_graph_executor
 
 from first_order.cells import set_unregistered
 

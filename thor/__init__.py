@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from thor.curvature.trace_rule import Decision, RefreshRecord, TraceRule
     from thor.distributed.ranks import Sharing
     from thor.factors.blocks import BlockPlan
+    from thor.functional import value_and_grad
     from thor.optimizer import THOR
     from thor.records import LayerRecord
     from thor.runtime import device
@@ -25,6 +26,7 @@ __version__ = "0.1.0"
 __all__ = [
     "THOR", "BlockPlan", "Decision", "DynamicLossScale", "ExponentialDamping", "GrowingInterval", "LayerRecord",
     "PolynomialRate", "RefreshRecord", "Sharing", "TraceRule", "TrainStep", "detach", "device", "schedules",
+    "value_and_grad",
 ]  # fmt: skip
 
 _MODULES = {"device": "thor.runtime.device", "schedules": "thor.settings.schedules"}
@@ -42,6 +44,7 @@ _MODULE_OF = {
     "TraceRule": "thor.curvature.trace_rule",
     "TrainStep": "thor.train_step",
     "detach": "thor.capture.attach",
+    "value_and_grad": "thor.functional",
 }
 
 

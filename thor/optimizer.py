@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -120,6 +121,7 @@ class THOR(nn.Cell):
             )
         self._capture(targets, inverter, initial_scale)
         self.inner = moving
+        self._move: Callable[[tuple[Tensor, ...]], Tensor] | None = None
 
     # -- construction --------------------------------------------------------------------------------------------
 
@@ -207,6 +209,25 @@ class THOR(nn.Cell):
         return self.own_state.step
 
     @property
+    def parameters(self) -> Sequence[Parameter]:
+        """The weights that it moves, in the order of gradients."""
+        return self.inner.parameters
+
+    @property
+    def learning_rate(self) -> Any:
+        """The learning rate of the inner optimizer, as ``nn.Optimizer`` has it."""
+        return self.inner.learning_rate
+
+    @property
+    def global_step(self) -> Parameter:
+        """The count of steps of the inner optimizer, which its schedules read."""
+        return self.inner.global_step
+
+    def get_lr(self) -> Any:
+        """The learning rate of the next step; a tuple where groups have rates of their own."""
+        return self.inner.get_lr() if self.rate is None else Tensor(np.float32(self.rate(self.step)))
+
+    @property
     def skipped_steps(self) -> Parameter:
         """Number of steps that were not finite and so were skipped."""
         return self.own_state.skipped_steps
@@ -265,11 +286,33 @@ class THOR(nn.Cell):
             self.step, type(self.inner).__name__, self.options, self.refresher.inverter.method, self.layers, self.ranks
         )
 
+    def __call__(self, gradients: Sequence[Tensor]) -> Tensor:
+        """Move the weights by gradients that a function of :func:`thor.value_and_grad` returned; returns its loss.
+
+        The gradients may have been clipped, added to or scaled; they are in the order of :attr:`parameters`.
+        """
+        move, self._move = self._move, None
+        if move is None:
+            raise RuntimeError(
+                "THOR needs the forward pass as well as gradients: use step = thor.TrainStep(net, loss_fn, optimizer) "
+                "and loss = step(x, y), or grad_fn = thor.value_and_grad(forward, optimizer), loss, gradients = "
+                "grad_fn(x, y) and then optimizer(gradients)"
+            )
+        weights = self.parameters
+        if not isinstance(gradients, (tuple, list)) or len(gradients) != len(weights):
+            count = len(gradients) if isinstance(gradients, (tuple, list)) else type(gradients).__name__
+            raise ValueError(f"gradients must be {len(weights)}, one for each of optimizer.parameters, but got {count}")
+        return move(tuple(gradients))
+
+    def await_gradients(self, move: Callable[[tuple[Tensor, ...]], Tensor]) -> None:
+        """Take what is to be done with the gradients of the next call."""
+        self._move = move
+
     def construct(self, *_: Any) -> None:
-        """Not for direct use; raises RuntimeError, because curvature needs the forward pass as well."""
+        """Raise RuntimeError; called only if the optimizer is compiled into another graph."""
         raise RuntimeError(
-            "THOR needs the forward pass as well as gradients: use step = thor.TrainStep(net, loss_fn, optimizer) and "
-            "loss = step(x, y), also inside Model(step).train(..., dataset_sink_mode=False)"
+            "thor.THOR decides on the host and cannot be part of another graph: use thor.TrainStep(net, loss_fn, "
+            "optimizer) in place of nn.TrainOneStepCell, and ms.Model(step) in place of ms.Model(net, loss, optimizer)"
         )
 
     # -- for the training step -------------------------------------------------------------------------------------

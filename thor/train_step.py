@@ -9,7 +9,9 @@ The host decides which compiled functions run (step/graphs.py); no graph contain
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from mindspore import ParameterTuple, Tensor, nn
@@ -17,6 +19,7 @@ from mindspore import ParameterTuple, Tensor, nn
 from first_order.base import FirstOrder
 from first_order.cells import set_unregistered
 from first_order.checks import check_int, flag
+from first_order.storage_watch import StorageWatch
 from thor.distributed.agreement import same_everywhere
 from thor.distributed.ranks import copy_first
 from thor.optimizer import THOR
@@ -30,8 +33,30 @@ from thor.step.diagnose import first_bad_layer, likely_cause, stop_message
 from thor.step.forward import Forward
 from thor.step.graphs import Flags, StepGraphs
 from thor.step.moving_averages import MovingAverages
-from thor.step.storage_watch import StorageWatch
 from thor.step.update import PlainUpdate, Update, no_more_parameters
+
+
+@dataclass(frozen=True)
+class Differentiated:
+    """What the first half of a step leaves to the second.
+
+    Attributes:
+        inputs: the batch.
+        scale: the loss scale of the graphs, None where nothing is scaled.
+        loss: the unscaled loss.
+        finite: whether loss, gradients and statistics are finite.
+        gradients: unscaled, in the order of the optimizer's weights.
+        statistics: fresh statistics of the captured layers; None if none were due.
+        aux: (further outputs,) with ``has_aux``.
+    """
+
+    inputs: tuple[Any, ...]
+    scale: Tensor | None
+    loss: Tensor
+    finite: Tensor
+    gradients: tuple[Tensor, ...]
+    statistics: tuple[Tensor, ...] | None
+    aux: tuple[Any, ...]
 
 
 class TrainStep(nn.Cell):
@@ -70,7 +95,7 @@ class TrainStep(nn.Cell):
         self.network, self.optimizer = net, optimizer
         if isinstance(control, PlainOptimizer):
             self.own_state = control.own_state  # THOR has its state as a child of its own
-        self.forward_pass = Forward(net, loss_fn, flag("has_aux", has_aux))
+        self.forward_pass = self.make_forward(net, loss_fn, flag("has_aux", has_aux))
         set_unregistered(self, loss_fn=loss_fn, control=control)
         self.jit = bool(jit)
         device.allow_deep_graphs()
@@ -79,6 +104,10 @@ class TrainStep(nn.Cell):
         if not self._chooses_blocks:  # the first step binds, once it has chosen the block size
             self._bind()
         self.set_train()
+
+    def make_forward(self, net: nn.Cell, loss_fn: Callable[..., Any] | None, has_aux: bool) -> Forward:
+        """How a batch goes through network and loss."""
+        return Forward(net, loss_fn, has_aux)
 
     @property
     def _chooses_blocks(self) -> bool:
@@ -142,28 +171,71 @@ class TrainStep(nn.Cell):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Make one step, or one micro-batch of it, and return the unscaled loss, or (loss, aux) with ``has_aux``."""
+        inputs, gathering = self._start(args, kwargs)
+        step = self._accumulated_step if self.accumulate > 1 else self._single_batch_step
+        with self._clear_errors(inputs):
+            loss, finite, *aux = step(gathering, self._scale(), *inputs)
+        self._end(finite, gathering, inputs)
+        return (loss, _aux(aux[0])) if aux else loss
+
+    def differentiate(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Differentiated:
+        """The first half of a step: loss and gradients of a batch, with fresh statistics if they are due."""
+        inputs, gathering = self._start(args, kwargs)
+        scale, count = self._scale(), len(self.update.weights)
+        run = self.step_graphs.curvature if gathering else self.step_graphs.gradients
+        with self._clear_errors(inputs):
+            (loss, finite, *values), aux = self._without_aux(run(scale, *inputs))
+        statistics = tuple(values[count:]) if gathering else None
+        return Differentiated(inputs, scale, loss, finite, tuple(values[:count]), statistics, tuple(map(_aux, aux)))
+
+    def move(self, found: Differentiated, gradients: Sequence[Tensor]) -> Tensor:
+        """The second half of a step: refresh if it is due, and move the weights by these gradients."""
+        loss = found.loss
+        if found.statistics is not None:
+            loss, finite = self._refresh_and_apply(found.scale, loss, found.finite, *gradients, *found.statistics)
+        elif finite := bool(found.finite.asnumpy()):
+            loss, moved = self.step_graphs.apply(loss, *gradients)
+            finite = bool(moved.asnumpy())
+        self._end(finite, found.statistics is not None, found.inputs)
+        return loss
+
+    def _start(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], bool]:
+        """Bind the batch and prepare the step; also whether it gathers factors."""
         inputs = self.forward_pass.bind(args, kwargs)
+        control = self.control
         if self._chooses_blocks:
-            self.control.profile_blocks(self.loss_fn, inputs)
+            control.profile_blocks(self.loss_fn, inputs)
             self._bind()
         self._before_step()
-        gathering = isinstance(self.control, THOR) and self.control.own_state.gathers_now
+        gathering = isinstance(control, THOR) and control.own_state.gathers_now
         if gathering:
-            self.step_graphs.take_layers(self.control.own_state.active_layers)
-        step = self._accumulated_step if self.accumulate > 1 else self._single_batch_step
+            self.step_graphs.take_layers(control.own_state.active_layers)
+        return inputs, gathering
+
+    def _end(self, finite: bool | None, gathering: bool, inputs: tuple[Any, ...]) -> None:
+        """Count the step, and stop training after too many that were not finite; ``finite`` is None within a step."""
+        failed = finite is not None and self.control.finished(finite)
+        if gathering or self.accumulate > 1 or not self._state_watch.noted:  # a plain step changes no storage
+            self._state_watch.note()
+            self._sums_watch.note()
+        where = first_bad_layer(self.forward_pass, self.update.weights, inputs) if failed else None
+        if finite is False:
+            self._moving.mend()
+        if failed:
+            state, ranks = self.control.own_state, self.control.ranks
+            where = where or likely_cause(self.step_graphs.scaled, self.accumulate > 1, ranks is not None)
+            raise FloatingPointError(stop_message(state.step, read(state.bad_steps), where))
+
+    @contextmanager
+    def _clear_errors(self, inputs: tuple[Any, ...]) -> Iterator[None]:
+        """Say what is wrong with the loss, if that is why a graph cannot be compiled or run."""
         try:
-            loss, finite, *aux = step(gathering, self._scale(), *inputs)
+            yield
         except (TypeError, ValueError, RuntimeError, AttributeError) as error:
             complaint = self.forward_pass.complaint(inputs)
             if complaint is None:
                 raise
             raise TypeError(complaint) from error
-        failed = finite is not None and self.control.finished(finite)
-        if gathering or self.accumulate > 1 or not self._state_watch.noted:  # a plain step changes no storage
-            self._state_watch.note()
-            self._sums_watch.note()
-        self._after_step(finite, failed, inputs)
-        return (loss, _aux(aux[0])) if aux else loss
 
     def _before_step(self) -> None:
         """Notice loaded or changed state, check the network, and prepare the inner optimizer."""
@@ -177,16 +249,6 @@ class TrainStep(nn.Cell):
         if isinstance(control, THOR):
             control.integrity.check()
             control.set_learning_rate()
-
-    def _after_step(self, finite: bool | None, failed: bool, inputs: tuple[Any, ...]) -> None:
-        """Restore moving averages after a step that was not finite, and stop training after too many of them."""
-        where = first_bad_layer(self.network, self.loss_fn, self.update.weights, inputs) if failed else None
-        if finite is False:
-            self._moving.mend()
-        if failed:
-            state, ranks = self.control.own_state, self.control.ranks
-            where = where or likely_cause(self.step_graphs.scaled, self.accumulate > 1, ranks is not None)
-            raise FloatingPointError(stop_message(state.step, read(state.bad_steps), where))
 
     def _single_batch_step(self, gathering: bool, scale: Tensor | None, *inputs: Any) -> tuple[Any, ...]:
         """(loss, finite), and with ``has_aux`` the further outputs."""
@@ -279,6 +341,8 @@ class TrainStep(nn.Cell):
             self._inner_changes = changes
         if self._state_watch.moved:
             self._moving.forget()
+            if self.jit:
+                self._state_watch.restore()
             self._state_watch.forget()
             forget_compiled_construct(inner)
             if self.accumulate > 1 and not self._sums_watch.moved:

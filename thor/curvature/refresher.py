@@ -73,8 +73,6 @@ class Refresher:
         records = {i: self._decide(step, damping, rule, i, fresh[i], table) for i in active if i not in unused}
         stopped = [i for i, record in records.items() if record.decision is Decision.STOP]
         table.status[stopped] = STOPPED
-        if rule.stop and not (set(np.flatnonzero(table.status == ACTIVE)) - set(unused)):
-            table.status[unused] = STOPPED  # no other layer needs curvature steps any more
         jobs = {i: self._jobs(i, damping, fresh[i]) for i, r in records.items() if r.decision is Decision.UPDATE}
         self.inverter.refresh([job for of_layer in jobs.values() for job in of_layer])
         for i, of_layer in jobs.items():
@@ -102,6 +100,8 @@ class Refresher:
         now = layer.damped_trace(damping, fresh)
         before = layer.damped_trace(damping, table.traces[index]) if table.refreshes[index] else None
         decision, change = rule.at(step).decide(before, now)
+        if decision is Decision.STOP and not fresh[1].any():  # no gradient has reached it yet
+            decision = Decision.KEEP
         return RefreshRecord(step, layer.name, now, change, decision)
 
     def _jobs(self, index: int, damping: float, fresh: np.ndarray) -> tuple[Job, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import mindspore as ms
@@ -54,8 +54,3 @@ def check_before_loading(target: Parameter, check: Callable[[Tensor], None]) -> 
         return load(data, *options)
 
     object.__setattr__(target, "set_data", checked)
-
-
-def addresses(parameters: Iterable[Parameter]) -> list[int]:
-    """Memory addresses of the Parameters' values."""
-    return [parameter.data_ptr() for parameter in parameters]

@@ -7,7 +7,9 @@ from typing import Any
 
 import mindspore as ms
 import numpy as np
-from mindspore import Parameter, Tensor, nn
+from mindspore import Parameter, Tensor
+
+from thor.step.forward import Forward
 
 
 def is_finite(value: Any) -> bool:
@@ -20,10 +22,9 @@ def is_finite(value: Any) -> bool:
     return True
 
 
-def first_bad_layer(
-    net: nn.Cell, loss_fn: Callable[..., Tensor] | None, weights: Iterable[Parameter], inputs: tuple[Any, ...]
-) -> str | None:
+def first_bad_layer(forward: Forward, weights: Iterable[Parameter], inputs: tuple[Any, ...]) -> str | None:
     """A sentence that names the first input, weight, layer output or gradient that is not finite; None without one."""
+    net = forward.net
     place = {id(each): index for index, each in enumerate(net.get_parameters())}
     weights = sorted(weights, key=lambda each: place.get(id(each), len(place)))  # parameter groups have another order
     for index, value in enumerate(inputs):
@@ -48,30 +49,24 @@ def first_bad_layer(
         for name, cell in net.cells_and_names():
             if name and not list(cell.cells()):
                 handles.append(cell.register_forward_hook(watch(name)))
-        output = net(*inputs[:-1]) if loss_fn is not None else net(*inputs)
+        loss = forward.loss(*inputs)
         if bad:
             return bad[0]
-        if loss_fn is not None and not is_finite(loss_fn(output, inputs[-1])):
+        if forward.loss_fn is not None and not is_finite(loss):
             return "every layer's output is finite, the loss is not"
-        return _first_bad_gradient(net, loss_fn, weights, inputs)
+        return _first_bad_gradient(forward, weights, inputs)
     finally:
         for handle in handles:
             handle.remove()
         ms.set_context(mode=mode)
 
 
-def _first_bad_gradient(
-    net: nn.Cell, loss_fn: Callable[..., Tensor] | None, weights: list[Parameter], inputs: tuple[Any, ...]
-) -> str | None:
+def _first_bad_gradient(forward: Forward, weights: list[Parameter], inputs: tuple[Any, ...]) -> str | None:
     """A sentence that names the last weight in the network's order with a non-finite gradient, the first in backward.
 
     None if all gradients are finite.
     """
-
-    def forward(*values):
-        return net(*values) if loss_fn is None else loss_fn(net(*values[:-1]), values[-1])
-
-    gradients = ms.grad(forward, None, weights)(*inputs)
+    gradients = ms.grad(forward.loss, None, weights)(*inputs)
     bad = [w.name for w, gradient in zip(weights, gradients, strict=True) if not is_finite(gradient)]
     if not bad:
         return None

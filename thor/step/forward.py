@@ -57,6 +57,11 @@ class Forward:
 
         return without_loss if loss_fn is None else with_loss
 
+    def loss(self, *inputs: Any) -> Tensor:
+        """The loss of a batch, operator by operator."""
+        found = self.function()(*inputs)
+        return found[0] if self.has_aux else found
+
     def complaint(self, inputs: Sequence[Any]) -> str | None:
         """What is wrong with what network and loss return for these inputs; None if nothing is."""
         found = self.function()(*inputs)
@@ -92,6 +97,32 @@ class Forward:
             each = [value] if isinstance(value, Parameter) else value.get_parameters()
             found |= {id(p): p for p in each if id(p) not in known}
         return list(found.values())
+
+
+class FunctionForward(Forward):
+    """The forward pass of a loop of the user's own: a function of the inputs that returns the loss.
+
+    Args:
+        function: ``function(*inputs)``, the loss, or with ``has_aux`` (loss, ...).
+        net: the network that the optimizer was made for.
+        has_aux: whether the loss is followed by further outputs.
+    """
+
+    def __init__(self, function: Callable[..., Any], net: nn.Cell, has_aux: bool):
+        self.net, self.loss_fn, self.has_aux, self.labels = net, function, has_aux, 0
+        self._function = function
+
+    def bind(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        """A batch as positional tensors; NumPy arrays become Tensors."""
+        if kwargs:
+            bound = inspect.signature(self._function).bind(*args, **kwargs)
+            bound.apply_defaults()
+            args = bound.args
+        return tuple(Tensor(each) if isinstance(each, np.ndarray) else each for each in args)
+
+    def function(self) -> Callable[..., Any]:
+        """The function itself."""
+        return self._function
 
 
 def _labels_of(loss_fn: Callable[..., Any]) -> int:

@@ -1,6 +1,7 @@
 """The compiled functions of a training step, each built when it is first called.
 
     plain               backward + precondition + update
+    gradients           backward alone, for a loop of the user's own
     curvature           backward with factors, followed by
       average             fresh statistics into the running averages
       apply               precondition + update
@@ -149,6 +150,10 @@ class StepGraphs:
         with self._open_ports():
             return curvature(scale, *inputs)
 
+    def gradients(self, scale: Tensor | None, *inputs: Any) -> tuple[Any, ...]:
+        """The backward pass: (loss, whether everything is finite, *gradients)."""
+        return self._function("gradients", self._build_gradients)(scale, *inputs)
+
     def average(self, scale: Tensor | None, gain: Tensor, *statistics: Tensor) -> None:
         """Update the running averages with fresh statistics."""
         self._function("average", self._build_average)(scale, gain, *statistics)
@@ -205,10 +210,17 @@ class StepGraphs:
 
         return plain
 
+    def _build_gradients(self) -> Compiled:
+        return self._differentiating("plain", list(self.weights))
+
     def _build_curvature(self) -> Compiled:
-        differentiate = self._differentiate(self._variables())
+        return self._differentiating("curvature", self._variables())
+
+    def _differentiating(self, kind: str, variables: list[Parameter]) -> Compiled:
+        """The backward pass by ``variables``, of which the weights come first."""
+        differentiate = self._differentiate(variables)
         (_, inverse, down), count = scaling(self.scaled), len(self.weights)
-        mean, checked = self._mean_over_ranks("curvature", self._variables()), checker()
+        mean, checked = self._mean_over_ranks(kind, variables), checker()
 
         def curvature(scale, *inputs):
             loss, gradients, aux = differentiate(scale, *inputs)

@@ -61,13 +61,27 @@ def test_once_it_is_called_its_factors_are_adopted():
     assert np.trace(a) > 1.0 and np.trace(g) > 0.0
 
 
-def test_it_stops_with_the_last_of_the_others_so_that_curvature_steps_end():
+def test_it_stays_active_where_all_others_have_stopped_and_refreshes_once_it_is_called():
     net, (x, y) = Borrowed(), data()
     optimizer, step = make(net, lr=0.0, refresh=thor.TraceRule(update=0.1, stop=0.05))
     for _ in range(3):
         step(x, y)
-    assert {layer.status for layer in optimizer.layers} == {"stopped"}
-    assert not optimizer.own_state.gathers_now
+    assert {layer.name: layer.status for layer in optimizer.layers} == {"first": "stopped", "head": "active"}
+    net.calls_head = True
+    step(x, y)
+    assert {layer.name: layer.refreshes for layer in optimizer.layers} == {"first": 1, "head": 1}
+
+
+def test_a_gradient_of_zero_stops_no_layer():
+    """The first gradients come late: a layer behind a gate that is shut at first."""
+    net, (x, y) = Borrowed(), data()
+    optimizer, step = make(net, lr=0.0, refresh=thor.TraceRule.thor_stop())
+    net.calls_head = True
+    for _ in range(3):
+        step(x, net(x))  # the output is the target: the loss has no gradient
+    assert {layer.status for layer in optimizer.layers} == {"active"}
+    step(x, y)
+    assert {layer.refreshes for layer in optimizer.layers} == {2}
 
 
 def test_a_layer_that_is_called_no_more_keeps_its_last_inverse():

@@ -4,9 +4,9 @@ import mindspore as ms
 import numpy as np
 import pytest
 from mindspore import Tensor, nn
-from mindspore.graph import api
 
 import thor
+from tests.support.compilations import count_compilations
 
 pytestmark = pytest.mark.slow
 
@@ -16,19 +16,7 @@ LAYERS = 54  # of ResNet-50
 @pytest.fixture
 def compiled(monkeypatch):
     """How many graphs MindSpore has compiled since the test began."""
-    count = [0]
-
-    def counted(compile_):
-        def run(self, *arguments, **options):
-            count[0] += 1
-            return compile_(self, *arguments, **options)
-
-        return run
-
-    executor = api.GraphExecutor_
-    for owner in {type(api._cell_graph_executor._graph_executor), api.JitExecutor_, executor}:
-        monkeypatch.setattr(owner, "compile", counted(owner.compile))
-    return lambda: count[0]
+    return count_compilations(monkeypatch)
 
 
 def test_each_compilation_is_counted(compiled):
