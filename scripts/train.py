@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from scripts.common.errors import INTERRUPTED, STOPPED, run_program  # noqa: E402
 from scripts.run_folder.stop_request import stopped_by_file  # noqa: E402
+from scripts.settings.optimizer_sections import unused_in  # noqa: E402
 from scripts.settings.yaml_config import load_config  # noqa: E402
 from thor.runtime.errors import UserError  # noqa: E402
 
@@ -33,6 +34,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.config is None and not overrides:
         raise UserError("--config is needed, such as --config scripts/config/quickstart_thor.yaml (--help tells more)")
     settings = load_config(options.config, overrides)
+    unused = unused_in(settings, options.config)
+    if unused:
+        print(f"warning: {unused}", file=sys.stderr)
 
     if options.dry_run:
         from scripts.training.dry_run import show

@@ -21,8 +21,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from pydantic import BaseModel, PlainValidator  # noqa: E402
 from pydantic.fields import FieldInfo  # noqa: E402
 
+from scripts.settings.optimizer_sections import OPTIMIZER_SECTIONS  # noqa: E402
 from scripts.settings.train_settings import Interval, Refresh, Schedule, TrainSettings  # noqa: E402
-from scripts.settings.yaml_config import OPTIMIZER_SECTIONS  # noqa: E402
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "training.md"
 MARK = "<!-- What follows is written by scripts/docs/settings_tables.py. -->"

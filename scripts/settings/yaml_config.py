@@ -15,10 +15,9 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from scripts.common.atomic_write import write_atomically
-from scripts.settings.train_settings import THOR_KEYS_FOR_ADAM, TrainSettings
+from scripts.settings.optimizer_sections import OPTIMIZER_SECTIONS, refuse_unused, uses
+from scripts.settings.train_settings import TrainSettings
 from thor.runtime.errors import UserError
-
-OPTIMIZER_SECTIONS = ("thor", "momentum", "adam", "adafactor")
 
 # Settings that may change when a run is resumed: they do not affect the training's numbers.
 _FREE_TO_CHANGE = (
@@ -60,12 +59,18 @@ _Loader.add_implicit_resolver(
 )
 
 
-def load_config(path: Path | None, overrides: Sequence[str] = ()) -> TrainSettings:
-    """Read settings from a file (or the defaults) and apply `--key value` overrides."""
-    values = read_yaml(path) if path else {}
-    for key, value in parse_overrides(overrides):
+def load_config(path: Path | None, overrides: Sequence[str] = (), of_others: Sequence[str] = ()) -> TrainSettings:
+    """Read settings from a file (or the defaults) and apply `--key value` overrides.
+
+    UserError for an override in the section of an optimizer that is not used, unless ``of_others`` has the section:
+    then another run of the same program uses it.
+    """
+    values, given = read_yaml(path) if path else {}, list(parse_overrides(overrides))
+    for key, value in given:
         _assign(values, key, value)
-    return validate(values)
+    settings = validate(values)
+    refuse_unused(settings, [key for key, _ in given], of_others)
+    return settings
 
 
 def read_yaml(path: Path, children: tuple[Path, ...] = ()) -> dict[str, Any]:
@@ -147,10 +152,9 @@ def validate(values: dict[str, Any]) -> TrainSettings:
 def resolved(settings: TrainSettings) -> dict[str, Any]:
     """All settings that a run uses, as plain values, without the sections of other optimizers."""
     values = settings.model_dump(mode="json")
-    used = {key: value for key, value in values.items() if key not in OPTIMIZER_SECTIONS or key == settings.optimizer}
-    if settings.optimizer == "thor" and settings.thor.inner == "adam":
-        used["adam"] = {key: value for key, value in values["adam"].items() if key not in THOR_KEYS_FOR_ADAM}
-    return used
+    for section in OPTIMIZER_SECTIONS:
+        values[section] = {name: value for name, value in values[section].items() if uses(settings, section, name)}
+    return {key: value for key, value in values.items() if key not in OPTIMIZER_SECTIONS or value}
 
 
 def save_config(settings: TrainSettings, path: Path) -> None:
