@@ -19,11 +19,12 @@ from scripts.data.factory import PUBLISHED_SIZES, Feeds, open_feeds
 from scripts.run_folder import checkpoints
 from scripts.run_folder.write_check import why_not_writable
 from scripts.settings.train_settings import TrainSettings
-from scripts.settings.yaml_config import differences, load_config
+from scripts.settings.yaml_config import load_config
 from scripts.training.build import count_steps, make_convolutions_fast, select_device
 from scripts.training.check_shapes import check_fit
 from scripts.training.loop import existing_run_message
 from scripts.training.networks import build_loss, build_network
+from scripts.training.new_length import changes_besides_epochs
 from scripts.training.optimizers import build_stepper
 from scripts.training.run import CHECKPOINTS, CONFIG
 from scripts.training.schedules import in_words
@@ -215,7 +216,7 @@ def _files(settings: TrainSettings) -> list[str]:
         lines.append(f"{folder}/tensorboard/ for TensorBoard")
     step = checkpoints.last_step(folder / CHECKPOINTS)
     if step is not None:
-        changed = differences(load_config(folder / CONFIG), settings) if (folder / CONFIG).is_file() else []
+        changed = changes_besides_epochs(load_config(folder / CONFIG), settings) if (folder / CONFIG).is_file() else []
         needed = f" (--resume needs its settings: {'; '.join(changed)})" if changed else ""
         lines.append(existing_run_message(folder, step) + needed)
     return lines

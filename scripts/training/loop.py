@@ -22,11 +22,12 @@ from scripts.run_folder.progress_record import Position
 from scripts.run_folder.stop_request import Interrupt, job_start_time, watch_stop_requests
 from scripts.run_folder.vocabulary_file import check_vocabulary, save_vocabulary
 from scripts.settings.train_settings import TrainSettings
-from scripts.settings.yaml_config import differences, load_config, save_config
+from scripts.settings.yaml_config import load_config, save_config
 from scripts.training.build import build, count_steps, make_convolutions_fast, select_device
 from scripts.training.check_shapes import check_fit
 from scripts.training.evaluation import Evaluator
 from scripts.training.job_ranks import Ranks, announced_rank, join, with_ranks
+from scripts.training.new_length import changes_besides_epochs, check_epochs, describe_change
 from scripts.training.optimizers import build_stepper
 from scripts.training.progress_display import ProgressDisplay
 from scripts.training.run import (
@@ -89,6 +90,10 @@ def _train(run: Run, settings: TrainSettings, start: int) -> None:
         run.position = Position(steps_per_epoch=run.steps_per_epoch)
         ranks.copy_first(list(run.network.get_parameters()))  # a user's factory may ignore the seed
     resumed = run.position if start >= 0 else None
+    if resumed and ranks.leads:
+        change = describe_change(load_config(folder / CONFIG), settings, resumed, run.steps_per_epoch)
+        if change:
+            run.console.print(change, highlight=False, soft_wrap=True, markup=False)
     board = None
     if ranks.leads:
         if settings.tensorboard:  # first, since its library may be missing: nothing is removed yet
@@ -125,13 +130,16 @@ def _step_to_resume(settings: TrainSettings, folder: Path, resume: bool | str, o
     path = folder / CONFIG
     if not path.is_file():
         raise UserError(f"nothing to resume: {path} is missing")
-    changed = differences(load_config(path), settings)
+    before = load_config(path)
+    changed = changes_besides_epochs(before, settings)
     if changed:
         raise UserError(f"cannot resume {folder} with other settings: {'; '.join(changed)}")
     if step is None:
         raise UserError(
             f"nothing to resume: {folder / CHECKPOINTS} has no checkpoint (step-*.json with its step-*.ckpt)"
         )
+    if settings.epochs != before.epochs:
+        check_epochs(settings, checkpoints.position_at(folder / CHECKPOINTS, step))
     return step
 
 
