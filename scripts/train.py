@@ -3,11 +3,11 @@
 Any setting can be given as --key value, those of a section with a dot: --optimizer adam --adam.learning_rate 3e-4.
 A run writes config.yaml, metrics.jsonl (and as CSV), summary.json and its checkpoints to the folder --out. Ctrl-C,
 SIGTERM or a file called `stop` in that folder ends it after the current step, with a checkpoint and the status 130, or
-3 by the file. --resume continues from the last checkpoint, to the same numbers as without the break. --resume auto
-starts a new run if there is no checkpoint: the one command for a job that may be killed and started again. With more
---epochs a finished run goes on too. Without
---resume, a folder that has a checkpoint is refused, unless --overwrite is given, which removes it. --dry-run shows what
-would be trained, and ends with the status 2 if data, device or a folder to write to are missing.
+3 by the file. --resume continues from the last checkpoint, to the same numbers as without the break; with more --epochs
+a finished run goes on too. --resume auto starts a new run if there is no checkpoint: the one command for a job that may
+be killed and started again. Without --resume, a folder that has a checkpoint is refused, unless --overwrite is given,
+which removes it. --dry-run shows what would be trained, and ends with the status 2 if data, device, weights (--init) or
+a folder to write to are missing.
 Under msrun (scripts/cluster/launch.py starts it) the processes share each batch and train as one.
 """
 

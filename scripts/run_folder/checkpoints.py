@@ -144,7 +144,7 @@ def load_network(path: Path, network: nn.Cell) -> str:
     description = path.with_suffix(".json")
     if description.is_file():
         read_position(path, description)
-    tensors = _read(path)
+    tensors = read_tensors(path)
     averages = {
         name.removeprefix(AVERAGE_PREFIX): value for name, value in tensors.items() if name.startswith(AVERAGE_PREFIX)
     }
@@ -194,7 +194,7 @@ def _load(path: Path, cells: tuple[nn.Cell, ...]) -> None:
     Tables of learning rates keep their values: these follow from the settings, of which the number of epochs, and with
     it the length of a table, may have changed.
     """
-    tensors = _read(path) | {table.name: table for cell in cells for table in _rate_tables(cell)}
+    tensors = read_tensors(path) | {table.name: table for cell in cells for table in _rate_tables(cell)}
     missing: set[str] = set()
     for cell in cells[1:] + cells[:1]:  # optimizer first: thor.THOR refuses a wrong checkpoint before weights change
         missing |= set(_load_into(path, cell, tensors))
@@ -210,7 +210,7 @@ def _rate_tables(cell: nn.Cell) -> list[Parameter]:
     return [Parameter(Tensor(p.asnumpy().copy()), name=p.name) for p in optimizer.learning_rate.get_parameters()]
 
 
-def _read(path: Path) -> dict[str, Parameter]:
+def read_tensors(path: Path) -> dict[str, Parameter]:
     """Read the tensors of a file."""
     try:
         return dict(ms.load_checkpoint(str(path)))

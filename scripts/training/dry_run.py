@@ -17,6 +17,7 @@ from scripts.common.memory_use import memory
 from scripts.data import fetch
 from scripts.data.factory import PUBLISHED_SIZES, Feeds, open_feeds
 from scripts.run_folder import checkpoints
+from scripts.run_folder.initial_weights import take_weights
 from scripts.run_folder.write_check import why_not_writable
 from scripts.settings.train_settings import TrainSettings
 from scripts.settings.yaml_config import load_config
@@ -43,6 +44,7 @@ class Preview:
         network: The network.
         optimizer: The optimizer, which takes no step.
         steps_per_epoch: None if the data are missing and their size is unknown.
+        initial: What is said of the weights to start from.
         notes: What this machine lacks for the run.
     """
 
@@ -51,6 +53,7 @@ class Preview:
     network: nn.Cell
     optimizer: nn.Cell
     steps_per_epoch: int | None
+    initial: list[str]
     notes: list[str]
 
 
@@ -64,7 +67,7 @@ def show(settings: TrainSettings, console: Console | None = None) -> Preview:
     console.print(_layers(settings.network, preview, sizes["curvature"]))
     left_out = getattr(preview.optimizer, "left_out", [])
     lines = [f"plain gradient: {len(left_out)} layers"] if left_out else []
-    lines += [_memory(sizes), _steps(settings, preview.steps_per_epoch)]
+    lines += [*preview.initial, _memory(sizes), _steps(settings, preview.steps_per_epoch)]
     lines += [f"files: {line}" for line in _files(settings)]
     lines += [f"MISSING HERE: {note}" for note in preview.notes]
     for line in lines:
@@ -95,10 +98,16 @@ def _build(settings: TrainSettings) -> Preview:
         raise UserError("\n       ".join([f"{error}", *(f"MISSING HERE: {note}" for note in notes)])) from None
     if feeds:
         check_fit(settings, feeds, network, loss)
+    initial: list[str] = []
+    if settings.init:
+        try:
+            initial = take_weights(settings.init, network).lines()
+        except UserError as error:
+            notes.append(f"{error}")
     if settings.optimizer != "thor":
         make_convolutions_fast(network)
     stepper = build_stepper(settings, network, loss, steps or settings.accumulation)
-    return Preview(device, feeds, network, stepper.optimizer, steps, [*notes, *_missing_to_write(settings)])
+    return Preview(device, feeds, network, stepper.optimizer, steps, initial, [*notes, *_missing_to_write(settings)])
 
 
 def _missing_to_write(settings: TrainSettings) -> list[str]:
