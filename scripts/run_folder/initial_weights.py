@@ -76,7 +76,7 @@ def take_weights(name: str, network: nn.Cell) -> Fitted:
     description = path.with_suffix(CHECKPOINT_SUFFIXES[1])
     if description.is_file():
         read_position(path, description)
-    tensors = checkpoints.read_tensors(path)
+    tensors = {key: value for key, value in checkpoints.read_tensors(path).items() if isinstance(value, Tensor)}
     own = {parameter.name: parameter for parameter in network.get_parameters()}
     known = [key for key in own if key in tensors]
     fits = [key for key in known if tensors[key].shape == own[key].shape]
@@ -88,7 +88,7 @@ def take_weights(name: str, network: nn.Cell) -> Fitted:
             f"the file has {_some([_shaped(value) for value in tensors.values()], 3)}"
         )
     for key in fits:
-        own[key].set_data(Tensor(tensors[key].asnumpy().copy()).astype(own[key].dtype))
+        own[key].set_data(Tensor(tensors[key].astype(own[key].dtype).asnumpy().copy()))
     return Fitted(
         path,
         [shapes[key] for key in fits],

@@ -91,6 +91,7 @@ def _train(run: Run, settings: TrainSettings, start: int) -> None:
         run.position = Position(steps_per_epoch=run.steps_per_epoch)
         ranks.copy_first(list(run.network.get_parameters()))  # a user's factory may ignore the seed
     resumed = run.position if start >= 0 else None
+    change = None
     if resumed and ranks.leads:
         change = describe_change(load_config(folder / CONFIG), settings, resumed, run.steps_per_epoch)
         if change:
@@ -104,7 +105,8 @@ def _train(run: Run, settings: TrainSettings, start: int) -> None:
         ):
             if start < 0:
                 checkpoints.clear(folder / CHECKPOINTS)
-                (folder / "summary.json").unlink(missing_ok=True)
+            if start < 0 or change:
+                (folder / "summary.json").unlink(missing_ok=True)  # it may say that the run is finished
             save_vocabulary(folder, run.feeds)
             save_class_names(folder, run.feeds)
             save_config(with_ranks(settings), folder / CONFIG)  # also of a resumed run: data.folder may have changed

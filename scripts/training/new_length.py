@@ -29,6 +29,8 @@ def describe_change(old: TrainSettings, new: TrainSettings, position: Position, 
     """One line that says what the schedules do from here; None if the number of epochs is the same."""
     if old.epochs == new.epochs:
         return None
+    if position.epoch >= new.epochs:
+        return f"epochs: {old.epochs} -> {new.epochs}; nothing is left to train"
     updates, done = steps_per_epoch / new.accumulation, position.step // new.accumulation
     words = []
     for name, initial, schedule in _schedules(new):

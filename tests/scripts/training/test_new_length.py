@@ -1,6 +1,7 @@
 """A run goes on with another number of epochs, and says what its schedules do."""
 
 import io
+import json
 
 import numpy as np
 import pytest
@@ -59,6 +60,8 @@ def test_a_schedule_over_the_run_is_computed_for_the_new_length(tmp_path, monkey
     with monkeypatch.context() as patch:
         interrupt_at(14, patch)
         assert not train(settings, resume=True, console=console).finished
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["finished"], summary["steps"]) == (False, 15)
     words = "the cosine schedule now ends at epoch 3: the learning rate goes from 0.000245 back to 0.0075\n"
     assert f"epochs: 1 -> 3; {words}" in console.file.getvalue()
     own = getattr(settings, settings.optimizer)
@@ -110,3 +113,4 @@ def test_what_is_said_of_the_schedules(thor, words):
     found = describe_change(old, new, Position(step=20, epoch=1), 20)
     assert found == f"epochs: 1 -> 2; {words}"
     assert describe_change(new, new, Position(step=20, epoch=1), 20) is None
+    assert describe_change(new, old, Position(step=20, epoch=1), 20) == "epochs: 2 -> 1; nothing is left to train"
