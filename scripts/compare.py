@@ -22,7 +22,7 @@ from scripts.common.arguments import picture_to_write  # noqa: E402
 from scripts.common.errors import run_program  # noqa: E402
 from scripts.plot import METRICS_OF_TEST, draw_scores, short_names  # noqa: E402
 from scripts.run_folder.metrics_recorder import METRICS, median_of_steps, read_metrics  # noqa: E402
-from scripts.run_folder.restore import settings_of  # noqa: E402
+from scripts.run_folder.restore import check_run_folder, settings_of  # noqa: E402
 from thor.report.metrics_file import Line  # noqa: E402
 from thor.runtime.errors import UserError  # noqa: E402
 
@@ -69,6 +69,7 @@ class Result:
 
 def read_result(folder: Path, name: str) -> Result:
     """Read the evaluations of a run, finished or not."""
+    check_run_folder(folder)
     lines = read_metrics(folder)
     evaluations = [line for line in lines if line["kind"] in ("epoch", "eval") and "test_loss" in line]
     if not evaluations:

@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = Console()
     for optimizer in OPTIMIZERS:
         folder = out / optimizer
-        settings = load_config(CONFIGS / f"quickstart_{optimizer}.yaml", [*overrides, "--out", str(folder)])
+        settings = load_config(CONFIGS / f"quickstart_{optimizer}.yaml", [*overrides, "--out", str(folder)], OPTIMIZERS)
 
         from scripts.training.loop import train
 

@@ -3,10 +3,11 @@
 Any setting can be given as --key value, those of a section with a dot: --optimizer adam --adam.learning_rate 3e-4.
 A run writes config.yaml, metrics.jsonl (and as CSV), summary.json and its checkpoints to the folder --out. Ctrl-C,
 SIGTERM or a file called `stop` in that folder ends it after the current step, with a checkpoint and the status 130, or
-3 by the file. --resume continues from the last checkpoint, to the same numbers as without the break. --resume auto
-starts a new run if there is no checkpoint: the one command for a job that may be killed and started again. Without
---resume, a folder that has a checkpoint is refused, unless --overwrite is given, which removes it. --dry-run shows what
-would be trained.
+3 by the file. --resume continues from the last checkpoint, to the same numbers as without the break; with more --epochs
+a finished run goes on too. --resume auto starts a new run if there is no checkpoint: the one command for a job that may
+be killed and started again. Without --resume, a folder that has a checkpoint is refused, unless --overwrite is given,
+which removes it. --dry-run shows what would be trained, and ends with the status 2 if data, device, weights (--init) or
+a folder to write to are missing.
 Under msrun (scripts/cluster/launch.py starts it) the processes share each batch and train as one.
 """
 
@@ -21,8 +22,9 @@ from pathlib import Path
 os.environ.setdefault("GLOG_v", "3")  # MindSpore: errors only, before it is imported
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from scripts.common.errors import INTERRUPTED, STOPPED, run_program  # noqa: E402
+from scripts.common.errors import INTERRUPTED, STOPPED, USAGE_ERROR, run_program  # noqa: E402
 from scripts.run_folder.stop_request import stopped_by_file  # noqa: E402
+from scripts.settings.optimizer_sections import unused_in  # noqa: E402
 from scripts.settings.yaml_config import load_config  # noqa: E402
 from thor.runtime.errors import UserError  # noqa: E402
 
@@ -33,12 +35,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.config is None and not overrides:
         raise UserError("--config is needed, such as --config scripts/config/quickstart_thor.yaml (--help tells more)")
     settings = load_config(options.config, overrides)
+    unused = unused_in(settings, options.config)
+    if unused:
+        print(f"warning: {unused}", file=sys.stderr)
 
     if options.dry_run:
         from scripts.training.dry_run import show
 
-        show(settings)
-        return 0
+        return USAGE_ERROR if show(settings).notes else 0
 
     from scripts.training.loop import train
     from scripts.training.run import CONFIG

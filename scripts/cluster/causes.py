@@ -29,8 +29,11 @@ class Cause:
     message: str
 
 
+USER_ERROR = "error: "  # begins a message for the user
+CONTINUED = " " * len(USER_ERROR)  # begins each further line of it
+
 _TRACEBACK = "Traceback (most recent call last):"
-_USER_ERROR = re.compile(r"^error: (.+)$", re.MULTILINE)
+_USER_ERROR = re.compile(rf"^{USER_ERROR}(.+(?:\n{CONTINUED}\S.*)*)$", re.MULTILINE)
 _EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(?::.*|$)")  # the line after the frames, which are indented
 _MEMORY = re.compile(
     r"MemoryError|bad_alloc|out of memory|memory not enough|(?:alloc\w*|malloc) [\w ]*memory[\w ]* fail|"
@@ -49,7 +52,7 @@ def of_log(text: str) -> Cause | None:
     told = list(_USER_ERROR.finditer(text))
     begin = text.rfind(_TRACEBACK)
     if told and told[-1].start() > begin:
-        return Cause(Kind.USER, told[-1][1])
+        return Cause(Kind.USER, "; ".join(line.strip() for line in told[-1][1].splitlines()))
     if begin >= 0:
         message = _exception(text[begin:])
         if message:

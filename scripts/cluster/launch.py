@@ -32,7 +32,7 @@ import typer  # noqa: E402
 
 from scripts.cluster.msrun import LOCAL, ROOT, Job, free_port  # noqa: E402
 from scripts.cluster.watch import Attempt, Limits, Outcome  # noqa: E402
-from scripts.common.errors import run_program  # noqa: E402
+from scripts.common.errors import INTERRUPTED, USAGE_ERROR, run_program  # noqa: E402
 from scripts.run_folder.folder_lock import folder_lock  # noqa: E402
 from scripts.run_folder.stop_request import handling_signals  # noqa: E402
 from thor.runtime.errors import UserError  # noqa: E402
@@ -86,6 +86,7 @@ def launch(
     if dry_run:
         typer.echo(shell_command(job(0)))
         return
+    _check_files(script, arguments)
     limits = Limits(hang=hang_seconds, start=start_seconds, grace=grace_seconds)
     with folder_lock(log_dir, True, "--log-dir"), counting_requests() as asked:
         begun = False
@@ -97,6 +98,43 @@ def launch(
                 break
             typer.echo(f"{outcome.message}; restart {attempt + 1} of {restarts}", err=True)
     raise typer.Exit(_ended(outcome))
+
+
+def _check_files(script: Path, arguments: Sequence[str]) -> None:
+    """Raise UserError if the program, or a file that its --config names, is missing: before anything is started."""
+    if not script.is_file():
+        raise UserError(f"{script}: no such program")
+    for argument, value in zip(arguments, [*arguments[1:], ""], strict=True):
+        option, equals, text = argument.partition("=")
+        file = Path(text if equals else value)
+        if option == "--config" and not file.is_file():
+            raise UserError(
+                f"--config {file}: no such file; paths are relative to {Path.cwd()}, where the job is started"
+            )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the program; the exit status is that of the job."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        return int(app(args=given, standalone_mode=False) or 0)
+    except typer.Abort:
+        return INTERRUPTED
+    except Exception as error:
+        if type(error).__name__ == "NoSuchOption":  # its module differs between versions of typer
+            raise UserError(_without_separator(given, str(getattr(error, "option_name", "")), str(error))) from None
+        if not hasattr(error, "show"):
+            raise
+        error.show()  # any other error in the use of options
+        return USAGE_ERROR
+
+
+def _without_separator(given: Sequence[str], option: str, message: str) -> str:
+    """The error message for an option that belongs behind ` -- `."""
+    at = next((index for index, argument in enumerate(given) if argument.split("=")[0] == option), len(given))
+    behind = [argument for argument in given[at:] if argument != "--"]
+    command = shlex.join(["launch.py", *given[:at], "--", *behind])
+    return f"{message}. If it is for the program, put it behind  -- , as in:  {command}"
 
 
 def restart_arguments(arguments: Sequence[str], begun: bool = True) -> tuple[str, ...]:
@@ -138,4 +176,4 @@ def counting_requests() -> Iterator[Sequence[int]]:
 
 
 if __name__ == "__main__":
-    run_program(app)
+    run_program(main)

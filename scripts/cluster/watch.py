@@ -24,6 +24,7 @@ import psutil
 from scripts.cluster import causes, processes
 from scripts.cluster.causes import Cause, Kind
 from scripts.cluster.msrun import Job
+from scripts.cluster.shown_log import ShownLog
 from scripts.common.errors import INTERRUPTED, STOPPED, USAGE_ERROR
 from scripts.run_folder import heartbeat
 from scripts.run_folder.heartbeat import DONE, STARTING, Beat
@@ -184,7 +185,7 @@ class Attempt:
         self._job = job
         self._limits = limits
         self._asked = asked
-        self._output = output
+        self._output = ShownLog(output)
         self._mark = f"{os.getpid()}-{uuid.uuid4().hex}"
         self._msrun_log = job.log_dir / "msrun.log"
         self._found: dict[str, psutil.Process] = {}
@@ -231,6 +232,7 @@ class Attempt:
                 left = processes.kill_all(self._mark)
                 msrun.wait()
         self._show()
+        self._output.end(outcome.message)
         if left:
             return Outcome(1, f"{outcome.message}; {left} processes cannot be killed".lstrip("; "))
         return outcome
@@ -295,7 +297,10 @@ class Attempt:
             if ending and (cause.kind > Kind.EXCEPTION or cause.message.startswith("KeyboardInterrupt")):
                 return _BY_FILE if by_file else _BY_REQUEST
             must_mend = cause.kind is Kind.USER and USAGE_ERROR in seen.statuses.values()
-            return Outcome(USAGE_ERROR if must_mend else 1, self._failure_line(rank, cause.message))
+            return Outcome(
+                USAGE_ERROR if must_mend else 1,
+                self._failure_line(rank, cause.message + self._others_with(rank, cause)),
+            )
         if status == 0:
             return Outcome(0)
         if status is not None and asked:  # the signal has ended msrun too; the workers still finish their step
@@ -324,6 +329,12 @@ class Attempt:
         """The line that reports a failure."""
         return f"rank {rank} {self._seen.where(rank)}: {cause} [{self._log(rank)}]"
 
+    def _others_with(self, rank: int, cause: Cause) -> str:
+        """How many other ranks of this host ended with the same error, in words; empty if none did."""
+        logs = [_text(self._log(other)) for other in self._job.ranks if other != rank]
+        count = sum(causes.of_log(log) == cause for log in logs)
+        return f" (and {count} other rank{'s' * (count > 1)} with the same error)" if count else ""
+
     def _log(self, rank: int) -> Path:
         return self._job.log_dir / f"worker_{rank}.log"
 
@@ -343,8 +354,7 @@ class Attempt:
         except FileNotFoundError:
             return
         self._shown += len(new)
-        self._output.write(new.decode(errors="replace"))
-        self._output.flush()
+        self._output.add(new)
 
 
 def _text(path: Path) -> str:

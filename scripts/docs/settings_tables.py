@@ -1,18 +1,20 @@
 """Writes the tables of docs/training.md: every setting, as described in scripts/settings/train_settings.py.
 
-    python scripts/docs/settings_tables.py                         # run it after settings have changed
+    python scripts/docs/settings_tables.py            # run it after settings have changed
+    python scripts/docs/settings_tables.py --check    # status 1 if the page has to be written anew
 
 The text above the mark on the page is written by hand, and is kept.
 """
 
 from __future__ import annotations
 
+import argparse
 import inspect
 import re
 import sys
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +23,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from pydantic import BaseModel, PlainValidator  # noqa: E402
 from pydantic.fields import FieldInfo  # noqa: E402
 
+from scripts.settings.optimizer_sections import OPTIMIZER_SECTIONS  # noqa: E402
 from scripts.settings.train_settings import Interval, Refresh, Schedule, TrainSettings  # noqa: E402
-from scripts.settings.yaml_config import OPTIMIZER_SECTIONS  # noqa: E402
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "training.md"
 MARK = "<!-- What follows is written by scripts/docs/settings_tables.py. -->"
@@ -42,9 +44,20 @@ _BOUNDS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
 _PLAIN = {int: "whole number", float: "number", str: "text", bool: "true, false"}
 
 
-def main() -> int:
-    """Rewrite the page."""
-    PAGE.write_text(renewed(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Rewrite the page, or check it."""
+    parser = argparse.ArgumentParser(
+        prog="settings_tables.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--check", action="store_true", help="write nothing; the status is 1 if the page would change")
+    options = parser.parse_args(arguments)
+    before = PAGE.read_text(encoding="utf-8")
+    after = renewed(before)
+    if not options.check:
+        PAGE.write_text(after, encoding="utf-8")
+    elif after != before:
+        print(f"{PAGE}: its tables are not those of the settings: run scripts/docs/settings_tables.py", file=sys.stderr)
+        return 1
     return 0
 
 

@@ -86,13 +86,18 @@ def last_step(folder: Path) -> int | None:
     return int(found[-1].stem.removeprefix("step-")) if found else None
 
 
+def position_at(folder: Path, step: int) -> Position:
+    """The position of the checkpoint of a step."""
+    path = folder / f"{_name(step)}.ckpt"
+    return read_position(path, path.with_suffix(".json"))
+
+
 def load(folder: Path, step: int, cells: tuple[nn.Cell, ...], steps_per_epoch: int) -> Position:
     """Load the checkpoint of a step into the cells and return its position.
 
     UserError if the epochs of the checkpoint's run had another number of steps.
     """
-    path = folder / f"{_name(step)}.ckpt"
-    position = read_position(path, path.with_suffix(".json"))
+    path, position = folder / f"{_name(step)}.ckpt", position_at(folder, step)
     before = position.steps_per_epoch
     if not before and position.epoch:
         before = (position.step - position.step_in_epoch) // position.epoch
@@ -139,7 +144,7 @@ def load_network(path: Path, network: nn.Cell) -> str:
     description = path.with_suffix(".json")
     if description.is_file():
         read_position(path, description)
-    tensors = _read(path)
+    tensors = read_tensors(path)
     averages = {
         name.removeprefix(AVERAGE_PREFIX): value for name, value in tensors.items() if name.startswith(AVERAGE_PREFIX)
     }
@@ -184,8 +189,12 @@ def collect_tensors(cells: tuple[nn.Cell, ...]) -> list[dict[str, Any]]:
 
 
 def _load(path: Path, cells: tuple[nn.Cell, ...]) -> None:
-    """Load a checkpoint into the cells; UserError if a Parameter is missing from it."""
-    tensors = _read(path)
+    """Load a checkpoint into the cells; UserError if a Parameter is missing from it.
+
+    Tables of learning rates keep their values: these follow from the settings, of which the number of epochs, and with
+    it the length of a table, may have changed.
+    """
+    tensors = read_tensors(path) | {table.name: table for cell in cells for table in _rate_tables(cell)}
     missing: set[str] = set()
     for cell in cells[1:] + cells[:1]:  # optimizer first: thor.THOR refuses a wrong checkpoint before weights change
         missing |= set(_load_into(path, cell, tensors))
@@ -193,7 +202,15 @@ def _load(path: Path, cells: tuple[nn.Cell, ...]) -> None:
         raise UserError(f"{path}: belongs to another network or optimizer, it lacks {_first_names(sorted(missing))}")
 
 
-def _read(path: Path) -> dict[str, Parameter]:
+def _rate_tables(cell: nn.Cell) -> list[Parameter]:
+    """Copies of the learning rates that an optimizer, or the one inside thor.THOR, holds as a list."""
+    optimizer = cell.inner if isinstance(cell, THOR) else cell
+    if not isinstance(optimizer, nn.Optimizer) or not optimizer.dynamic_lr or optimizer.is_group_lr:
+        return []
+    return [Parameter(Tensor(p.asnumpy().copy()), name=p.name) for p in optimizer.learning_rate.get_parameters()]
+
+
+def read_tensors(path: Path) -> dict[str, Parameter]:
     """Read the tensors of a file."""
     try:
         return dict(ms.load_checkpoint(str(path)))

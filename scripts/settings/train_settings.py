@@ -292,6 +292,8 @@ class TrainSettings(Settings):
     Attributes:
         network: Short name of a network of `models`, or module:callable.
         network_options: Arguments for the network's factory.
+        init: Weights to start from: a checkpoint file, or the folder of a run, whose best checkpoint is taken, else its
+            last. Tensors that the file lacks, or has with another shape, keep their initial values.
         loss: `squared_error` and `binary_cross_entropy` compare the output with the input, as for an autoencoder.
         label_smoothing: Share of each target that is spread over all classes.
         epochs: Passes over the training set.
@@ -321,6 +323,7 @@ class TrainSettings(Settings):
 
     network: str = "smallconv"
     network_options: dict[str, Any] = {}
+    init: str | None = None
     loss: Literal["cross_entropy", "squared_error", "binary_cross_entropy"] = "cross_entropy"
     label_smoothing: Share = 0.0
     data: DataSettings = DataSettings()

@@ -15,10 +15,9 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from scripts.common.atomic_write import write_atomically
-from scripts.settings.train_settings import THOR_KEYS_FOR_ADAM, TrainSettings
+from scripts.settings.optimizer_sections import OPTIMIZER_SECTIONS, refuse_unused, uses
+from scripts.settings.train_settings import TrainSettings
 from thor.runtime.errors import UserError
-
-OPTIMIZER_SECTIONS = ("thor", "momentum", "adam", "adafactor")
 
 # Settings that may change when a run is resumed: they do not affect the training's numbers.
 _FREE_TO_CHANGE = (
@@ -35,6 +34,16 @@ _FREE_TO_CHANGE = (
     "data.rank",
     "data.ranks",  # batch_size counts all ranks together
 )
+
+# Usual names of other programs, and the last part of the setting's key here.
+_OTHER_NAMES = {
+    "lr": "learning_rate",
+    "wd": "weight_decay",
+    "bs": "batch_size",
+    "model": "network",
+    "arch": "network",
+    "dataset": "data.name",
+}
 
 _FREE_FORM = "network_options"  # arguments of the network's factory, where None is a value
 
@@ -60,12 +69,18 @@ _Loader.add_implicit_resolver(
 )
 
 
-def load_config(path: Path | None, overrides: Sequence[str] = ()) -> TrainSettings:
-    """Read settings from a file (or the defaults) and apply `--key value` overrides."""
-    values = read_yaml(path) if path else {}
-    for key, value in parse_overrides(overrides):
+def load_config(path: Path | None, overrides: Sequence[str] = (), of_others: Sequence[str] = ()) -> TrainSettings:
+    """Read settings from a file (or the defaults) and apply `--key value` overrides.
+
+    UserError for an override in the section of an optimizer that is not used, unless ``of_others`` has the section:
+    then another run of the same program uses it.
+    """
+    values, given = read_yaml(path) if path else {}, list(parse_overrides(overrides))
+    for key, value in given:
         _assign(values, key, value)
-    return validate(values)
+    settings = validate(values)
+    refuse_unused(settings, [key for key, _ in given], of_others)
+    return settings
 
 
 def read_yaml(path: Path, children: tuple[Path, ...] = ()) -> dict[str, Any]:
@@ -140,17 +155,18 @@ def validate(values: dict[str, Any]) -> TrainSettings:
     try:
         return TrainSettings.model_validate(values)
     except ValidationError as error:
-        lines = {_location(detail): _explain(detail) for detail in reversed(error.errors())}
+        optimizer = values.get("optimizer")
+        chosen = optimizer if optimizer in OPTIMIZER_SECTIONS else TrainSettings().optimizer
+        lines = {_location(detail): _explain(detail, chosen) for detail in reversed(error.errors())}
         raise UserError("\n       ".join(reversed(lines.values()))) from None
 
 
 def resolved(settings: TrainSettings) -> dict[str, Any]:
     """All settings that a run uses, as plain values, without the sections of other optimizers."""
     values = settings.model_dump(mode="json")
-    used = {key: value for key, value in values.items() if key not in OPTIMIZER_SECTIONS or key == settings.optimizer}
-    if settings.optimizer == "thor" and settings.thor.inner == "adam":
-        used["adam"] = {key: value for key, value in values["adam"].items() if key not in THOR_KEYS_FOR_ADAM}
-    return used
+    for section in OPTIMIZER_SECTIONS:
+        values[section] = {name: value for name, value in values[section].items() if uses(settings, section, name)}
+    return {key: value for key, value in values.items() if key not in OPTIMIZER_SECTIONS or value}
 
 
 def save_config(settings: TrainSettings, path: Path) -> None:
@@ -200,16 +216,18 @@ def _location(detail: ErrorDetails) -> str:
     return ".".join(str(part) for part in detail["loc"])
 
 
-def _explain(detail: ErrorDetails) -> str:
-    """One line for an invalid setting: name, value, and allowed values."""
+def _explain(detail: ErrorDetails, optimizer: str) -> str:
+    """One line for an invalid setting: name, value, and allowed values; ``optimizer`` is the chosen one."""
     name = _location(detail)
     if detail["type"] == "extra_forbidden":
-        return _unknown_key(name)
+        return _unknown_key(name, optimizer)
     message = detail["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
     if detail["type"] == "missing":
         return f"{name}: is needed"
     if detail["type"] in ("model_type", "dict_type"):
-        return f"{name} = {detail['input']!r}: must be a block of settings (key: value)"
+        own = _section([optimizer])
+        instead = f"; or set {optimizer}.{name}" if own and name in own.model_fields else ""
+        return f"{name} = {detail['input']!r}: must be a block of settings (key: value){instead}"
     if detail["type"] == "value_error" and (not name or isinstance(detail["input"], dict)):
         return f"{name}: {message}" if name else message  # concerns several settings of a section
     if detail["type"] == "value_error":
@@ -217,21 +235,36 @@ def _explain(detail: ErrorDetails) -> str:
     return f"{name} = {detail['input']!r}: must be {message}"
 
 
-def _unknown_key(name: str) -> str:
-    """Message for an unknown key, with the nearest known key or all keys of its section."""
+def _unknown_key(name: str, optimizer: str) -> str:
+    """Message for an unknown key: the nearest known key, else all keys of its section."""
     parent, _, last = name.rpartition(".")
     block = _section(parent.split(".") if parent else [])
     known = list(block.model_fields) if block else []
-    near = _in_other_sections(last) or difflib.get_close_matches(last, known, n=1)
-    prefix = f"{parent}." if parent and near and near[0] in known else ""
-    hint = f"did you mean {prefix}{near[0]}?" if near else f"known are {', '.join(known)}"
+    wanted = _OTHER_NAMES.get(last, last)
+    near = f"{parent}.{wanted}" if wanted in known and parent else wanted if wanted in known else None
+    near = near or _in_other_sections(wanted, optimizer) or _similar(parent, last, known, optimizer)
+    if near:
+        return f"unknown key {name}: did you mean {near}?"
+    hint = f"known are {', '.join(known)}" if parent else "docs/training.md lists all settings"
     return f"unknown key {name}: {hint}"
 
 
-def _in_other_sections(last: str) -> list[str]:
-    """The first dotted key whose last part is this name, if there is one."""
+def _in_other_sections(wanted: str, optimizer: str) -> str | None:
+    """The first key that ends with this name, those of the chosen optimizer before others; None if there is none."""
     keys = [key for key, _ in _flatten(TrainSettings().model_dump())]
-    return [key for key in keys if key.rpartition(".")[2] == last][:1]
+    keys.sort(key=lambda key: not key.startswith(f"{optimizer}."))
+    return next((key for key in keys if f".{key}".endswith(f".{wanted}")), None)
+
+
+def _similar(parent: str, last: str, known: Sequence[str], optimizer: str) -> str | None:
+    """The key with the most similar last part: in its own section, or for a key without one in a section too."""
+    places = {key: f"{parent}.{key}" if parent else key for key in known}
+    if not parent:
+        for section in (optimizer, "data"):
+            block = _section([section])
+            places = {key: f"{section}.{key}" for key in (block.model_fields if block else ())} | places
+    found = difflib.get_close_matches(last, list(places), n=1)
+    return places[found[0]] if found else None
 
 
 def _section(path: Iterable[str]) -> type[BaseModel] | None:

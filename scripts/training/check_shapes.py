@@ -41,10 +41,11 @@ def _one_example(feeds: Feeds) -> tuple[list[Tensor], Tensor]:
 
 
 def _outputs(settings: TrainSettings, network: nn.Cell, inputs: list[Tensor]) -> Tensor:
-    """The network's output for an example; UserError if the network fails."""
+    """The network's output for an example; UserError if the network fails, or returns anything but one tensor."""
     try:
         outputs = network(*inputs)
-        outputs.asnumpy()  # MindSpore may raise an error only when the value is read
+        if isinstance(outputs, Tensor):
+            outputs.asnumpy()  # MindSpore may raise an error only when the value is read
     except Exception as error:
         shapes = " and ".join(str(part.shape) for part in inputs)
         raise UserError(
@@ -52,7 +53,16 @@ def _outputs(settings: TrainSettings, network: nn.Cell, inputs: list[Tensor]) ->
             f"{shapes}: take another network, or give its sizes in network_options (such as "
             f"--network_options.in_channels 3). It says: {' '.join(message_of(error).split())}"
         ) from error
-    return cast(Tensor, outputs)
+    if isinstance(outputs, Tensor):
+        return outputs
+    several = isinstance(outputs, tuple | list)
+    found = f"{len(outputs)} output{'s' * (len(outputs) != 1)} in a {type(outputs).__name__}" if several else (
+        f"a {type(outputs).__name__}"
+    )  # fmt: skip
+    raise UserError(
+        f"network {settings.network} returns {found}, and loss = {settings.loss} takes one tensor: give  --network "
+        f"module:callable  with a Cell that returns only the output to train on, such as  return self.net(x)[0]"
+    )
 
 
 def _check_classes(settings: TrainSettings, feeds: Feeds, outputs: Tensor) -> None:

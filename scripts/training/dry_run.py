@@ -1,7 +1,8 @@
-"""Preview of a run: layers, captured factors, memory, steps, and the files that it would write."""
+"""Preview of a run: its main settings, layers, captured factors, memory, steps, and the files that it would write."""
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,14 +17,18 @@ from scripts.common.memory_use import memory
 from scripts.data import fetch
 from scripts.data.factory import PUBLISHED_SIZES, Feeds, open_feeds
 from scripts.run_folder import checkpoints
+from scripts.run_folder.initial_weights import take_weights
+from scripts.run_folder.write_check import why_not_writable
 from scripts.settings.train_settings import TrainSettings
-from scripts.settings.yaml_config import differences, load_config
+from scripts.settings.yaml_config import load_config
 from scripts.training.build import count_steps, make_convolutions_fast, select_device
 from scripts.training.check_shapes import check_fit
 from scripts.training.loop import existing_run_message
 from scripts.training.networks import build_loss, build_network
+from scripts.training.new_length import changes_besides_epochs
 from scripts.training.optimizers import build_stepper
 from scripts.training.run import CHECKPOINTS, CONFIG
+from scripts.training.schedules import in_words
 from thor.runtime.errors import UserError
 
 WRAPPED = "_backbone."  # prefix of the layer names with mixed precision
@@ -34,27 +39,35 @@ class Preview:
     """The run that would be trained.
 
     Attributes:
+        device: The device of the run; the CPU if the chosen one is not available.
+        feeds: The data; None if they are missing.
         network: The network.
         optimizer: The optimizer, which takes no step.
         steps_per_epoch: None if the data are missing and their size is unknown.
+        initial: What is said of the weights to start from.
         notes: What this machine lacks for the run.
     """
 
+    device: str
+    feeds: Feeds | None
     network: nn.Cell
     optimizer: nn.Cell
     steps_per_epoch: int | None
+    initial: list[str]
     notes: list[str]
 
 
 def show(settings: TrainSettings, console: Console | None = None) -> Preview:
-    """Print the run that these settings describe; missing data or devices are noted, and are not an error."""
+    """Print the run that these settings describe; the preview's `notes` tell what is missing for it."""
     console = console or Console()
     preview = _build(settings)
+    for line in _header(settings, preview):
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
     sizes = memory(preview.network, preview.optimizer)
     console.print(_layers(settings.network, preview, sizes["curvature"]))
     left_out = getattr(preview.optimizer, "left_out", [])
     lines = [f"plain gradient: {len(left_out)} layers"] if left_out else []
-    lines += [_memory(sizes), _steps(settings, preview.steps_per_epoch)]
+    lines += [*preview.initial, _memory(sizes), _steps(settings, preview.steps_per_epoch)]
     lines += [f"files: {line}" for line in _files(settings)]
     lines += [f"MISSING HERE: {note}" for note in preview.notes]
     for line in lines:
@@ -66,10 +79,10 @@ def _build(settings: TrainSettings) -> Preview:
     """Build the network and the optimizer of the run; on the CPU if the device is not available."""
     notes: list[str] = []
     try:
-        select_device(settings.device)
+        device = select_device(settings.device)
     except UserError as error:
         notes.append(f"{error}")
-        select_device("CPU")
+        device = select_device("CPU")
     ms.set_context(mode=ms.GRAPH_MODE if settings.mode == "graph" else ms.PYNATIVE_MODE)
     ms.set_seed(settings.seed)
     feeds: Feeds | None = None
@@ -85,10 +98,45 @@ def _build(settings: TrainSettings) -> Preview:
         raise UserError("\n       ".join([f"{error}", *(f"MISSING HERE: {note}" for note in notes)])) from None
     if feeds:
         check_fit(settings, feeds, network, loss)
+    initial: list[str] = []
+    if settings.init:
+        try:
+            initial = take_weights(settings.init, network).lines()
+        except UserError as error:
+            notes.append(f"{error}")
     if settings.optimizer != "thor":
         make_convolutions_fast(network)
     stepper = build_stepper(settings, network, loss, steps or settings.accumulation)
-    return Preview(network, stepper.optimizer, steps, notes)
+    return Preview(device, feeds, network, stepper.optimizer, steps, initial, [*notes, *_missing_to_write(settings)])
+
+
+def _missing_to_write(settings: TrainSettings) -> list[str]:
+    """What the run lacks to write its files."""
+    notes = []
+    reason = why_not_writable(Path(settings.out))
+    if reason:
+        notes.append(f"out = {settings.out}: the folder cannot be made or written ({reason}); give another --out")
+    if settings.tensorboard and importlib.util.find_spec("tensorboardX") is None:
+        notes.append("tensorboard = true needs tensorboardX: pip install tensorboardX (or the extra 'tensorboard')")
+    return notes
+
+
+def _header(settings: TrainSettings, preview: Preview) -> list[str]:
+    """The run's main settings."""
+    own = getattr(settings, settings.optimizer)
+    inner = f" with {own.inner} inside" if settings.optimizer == "thor" else ""
+    options = "".join(f", {name} = {value}" for name, value in settings.network_options.items())
+    where = f", in {preview.feeds.origin}" if preview.feeds else ", not on this machine"
+    device = preview.device if settings.device in ("auto", preview.device) else f"{settings.device}, missing here"
+    return [
+        f"network:   {settings.network}{options}",
+        f"optimizer: {settings.optimizer}{inner}",
+        f"rate:      {in_words(own.learning_rate, own.schedule, settings.epochs)}",
+        f"data:      {settings.data.name}{where}",
+        f"training:  {_batch(settings)}, {settings.epochs} epochs, seed {settings.seed}",
+        f"device:    {device}, {settings.mode} mode, amp {settings.amp}",
+        f"out:       {settings.out}",
+    ]
 
 
 def _options_by_data(settings: TrainSettings, feeds: Feeds | None) -> dict[str, Any]:
@@ -151,16 +199,21 @@ def _memory(sizes: dict[str, Any]) -> str:
     return f"memory: {told} (besides activations)"
 
 
-def _steps(settings: TrainSettings, per_epoch: int | None) -> str:
-    """Length of the run in steps, and the batch."""
-    shape = f"batch {settings.batch_size}"
+def _batch(settings: TrainSettings) -> str:
+    """The batch, in words."""
+    words = f"batch {settings.batch_size}"
     if settings.data.ranks > 1:
-        shape += f" ({settings.share} on each of {settings.data.ranks} ranks)"
+        words += f" ({settings.share} on each of {settings.data.ranks} ranks)"
     if settings.accumulation > 1:
-        shape += f" x {settings.accumulation} accumulated"
+        words += f" x {settings.accumulation} accumulated"
+    return words
+
+
+def _steps(settings: TrainSettings, per_epoch: int | None) -> str:
+    """Length of the run in steps."""
     if per_epoch is None:
-        return f"steps: not known without the data; {settings.epochs} epochs, {shape}"
-    return f"steps: {per_epoch:,} an epoch, {per_epoch * settings.epochs:,} in {settings.epochs} epochs, {shape}"
+        return "steps: not known without the data"
+    return f"steps: {per_epoch:,} an epoch, {per_epoch * settings.epochs:,} in {settings.epochs} epochs"
 
 
 def _files(settings: TrainSettings) -> list[str]:
@@ -172,7 +225,7 @@ def _files(settings: TrainSettings) -> list[str]:
         lines.append(f"{folder}/tensorboard/ for TensorBoard")
     step = checkpoints.last_step(folder / CHECKPOINTS)
     if step is not None:
-        changed = differences(load_config(folder / CONFIG), settings) if (folder / CONFIG).is_file() else []
+        changed = changes_besides_epochs(load_config(folder / CONFIG), settings) if (folder / CONFIG).is_file() else []
         needed = f" (--resume needs its settings: {'; '.join(changed)})" if changed else ""
         lines.append(existing_run_message(folder, step) + needed)
     return lines

@@ -17,16 +17,18 @@ from scripts.run_folder.block_plan_file import chooses_block_plan, load_block_pl
 from scripts.run_folder.class_names_file import check_class_names, save_class_names
 from scripts.run_folder.folder_lock import folder_lock
 from scripts.run_folder.heartbeat import Heart
+from scripts.run_folder.initial_weights import take_weights
 from scripts.run_folder.metrics_recorder import NullRecorder, Recorder, open_tensorboard, write_summary
 from scripts.run_folder.progress_record import Position
 from scripts.run_folder.stop_request import Interrupt, job_start_time, watch_stop_requests
-from scripts.run_folder.vocabulary_file import check_vocabulary, save_vocabulary
+from scripts.run_folder.vocabulary_file import check_vocabulary, load_vocabulary, save_vocabulary
 from scripts.settings.train_settings import TrainSettings
-from scripts.settings.yaml_config import differences, load_config, save_config
-from scripts.training.build import build, count_steps, make_convolutions_fast, select_device
+from scripts.settings.yaml_config import load_config, save_config
+from scripts.training.build import Parts, build, count_steps, make_convolutions_fast, select_device
 from scripts.training.check_shapes import check_fit
 from scripts.training.evaluation import Evaluator
 from scripts.training.job_ranks import Ranks, announced_rank, join, with_ranks
+from scripts.training.new_length import changes_besides_epochs, check_epochs, describe_change
 from scripts.training.optimizers import build_stepper
 from scripts.training.progress_display import ProgressDisplay
 from scripts.training.run import (
@@ -89,6 +91,11 @@ def _train(run: Run, settings: TrainSettings, start: int) -> None:
         run.position = Position(steps_per_epoch=run.steps_per_epoch)
         ranks.copy_first(list(run.network.get_parameters()))  # a user's factory may ignore the seed
     resumed = run.position if start >= 0 else None
+    change = None
+    if resumed and ranks.leads:
+        change = describe_change(load_config(folder / CONFIG), settings, resumed, run.steps_per_epoch)
+        if change:
+            run.console.print(change, highlight=False, soft_wrap=True, markup=False)
     board = None
     if ranks.leads:
         if settings.tensorboard:  # first, since its library may be missing: nothing is removed yet
@@ -98,7 +105,8 @@ def _train(run: Run, settings: TrainSettings, start: int) -> None:
         ):
             if start < 0:
                 checkpoints.clear(folder / CHECKPOINTS)
-                (folder / "summary.json").unlink(missing_ok=True)
+            if start < 0 or change:
+                (folder / "summary.json").unlink(missing_ok=True)  # it may say that the run is finished
             save_vocabulary(folder, run.feeds)
             save_class_names(folder, run.feeds)
             save_config(with_ranks(settings), folder / CONFIG)  # also of a resumed run: data.folder may have changed
@@ -125,13 +133,21 @@ def _step_to_resume(settings: TrainSettings, folder: Path, resume: bool | str, o
     path = folder / CONFIG
     if not path.is_file():
         raise UserError(f"nothing to resume: {path} is missing")
-    changed = differences(load_config(path), settings)
+    before = load_config(path)
+    if step is not None and settings.init and settings.init != before.init:
+        raise UserError(
+            f"init = {settings.init}: {folder} has a checkpoint at step {step}, from which --resume takes the weights; "
+            f"leave init out, or begin anew with --overwrite"
+        )
+    changed = changes_besides_epochs(before, settings)
     if changed:
         raise UserError(f"cannot resume {folder} with other settings: {'; '.join(changed)}")
     if step is None:
         raise UserError(
             f"nothing to resume: {folder / CHECKPOINTS} has no checkpoint (step-*.json with its step-*.ckpt)"
         )
+    if settings.epochs != before.epochs:
+        check_epochs(settings, checkpoints.position_at(folder / CHECKPOINTS, step))
     return step
 
 
@@ -148,14 +164,26 @@ def _prepare(
     parts = build(settings, device=device)
     steps = count_steps(settings, len(parts.feeds.train))
     check_fit(settings, parts.feeds, parts.network, parts.loss)
+    console = console if ranks.leads else Console(quiet=True)
+    if settings.init and not resumes:
+        _start_from(settings.init, parts, console)
     if settings.optimizer != "thor":
         make_convolutions_fast(parts.network)
     blocks = load_block_plan(folder) if resumes and chooses_block_plan(settings) else None
     stepper = build_stepper(settings, parts.network, parts.loss, steps, blocks)
     evaluator = Evaluator(parts.network, parts.loss, parts.feeds.test, settings, ranks)
     average = WeightAverage(parts.network, settings.ema, settings.mode == "graph") if settings.ema else None
-    console = console if ranks.leads else Console(quiet=True)
     return Run(settings, folder, ranks, heart, device, parts.feeds, parts.network, stepper, evaluator, average, console)
+
+
+def _start_from(init: str, parts: Parts, console: Console) -> None:
+    """Take the weights of the setting `init`, and show what fitted."""
+    fitted = take_weights(init, parts.network)
+    lines, words = fitted.lines(), load_vocabulary(fitted.path.parent.parent)
+    if words is not None and parts.feeds.words is not None and words.text() != parts.feeds.words.text():
+        lines.append("init: trained with another vocabulary: the same row of an embedding is another word piece there")
+    for line in lines:
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
 
 
 def _loop(run: Run, recorder: Recorder, interrupt: Interrupt) -> None:

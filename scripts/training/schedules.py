@@ -37,6 +37,21 @@ def schedule_function(
     return value
 
 
+def in_words(initial: float, schedule: Schedule, epochs: int) -> str:
+    """A scheduled value for display, such as `0.05, cosine to 0 at epoch 4`."""
+    words = f"{initial:g}, {schedule.shape}"
+    if schedule.shape in ("polynomial", "thor"):
+        words += f" of power {schedule.power:g}"
+    if schedule.shape != "constant":
+        end = f"epoch {schedule.end_epoch or epochs:g}"
+        words += (
+            f" to {initial * schedule.final:g} at {f'update {schedule.end_update}' if schedule.end_update else end}"
+        )
+    if schedule.halve_at:
+        words += f", halved at epochs {', '.join(f'{epoch:g}' for epoch in schedule.halve_at)}"
+    return words + (f", after {schedule.warmup_epochs:g} epochs of warm-up" if schedule.warmup_epochs else "")
+
+
 def _shape(schedule: Schedule, progress: float) -> float:
     """The schedule's shape: 1 at progress 0 and, unless it is constant, 0 at progress 1."""
     if schedule.shape == "constant":

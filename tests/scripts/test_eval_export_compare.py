@@ -65,15 +65,23 @@ def test_evaluation_repeats_what_training_found(runs, tmp_path, capsys):
         ),
         (export, ["{run}", "--batch", "0"], "--batch 0: must be at least 1"),
         (export, ["{run}", "--out", "net.bin"], "--out net.bin: must end with .mindir"),
-        (compare, ["{tmp}"], "has no evaluation yet"),
+        (eval, ["{tmp}/none"], "{tmp}/none: no such folder"),
+        (compare, ["{tmp}/none"], "{tmp}/none: no such folder"),
+        (compare, ["{run}/config.yaml"], "{run}/config.yaml: a file, not a run's folder"),
+        (compare, ["{tmp}"], "{tmp}: not the folder of a run, config.yaml is missing"),
+        (compare, ["{run}/.."], "config.yaml is missing; the folders of runs below it are {run}/../adam, {run}/../mom"),
+        (compare, ["{new}"], "{new}: has no evaluation yet"),
         (compare, ["{run}", "{run}"], "a run is given twice"),
     ],
 )
 def test_errors(runs, tmp_path, program, arguments, message):
     places = {"tmp": tmp_path, "run": runs[0].folder, "cifar": write_cifar(tmp_path / "cifar10", "cifar10")}
+    places["new"] = tmp_path / "data" / "new"
+    places["new"].mkdir(parents=True)
+    (places["new"] / "config.yaml").touch()
     with pytest.raises(UserError) as caught:
         program.main([argument.format(**places) for argument in arguments])
-    assert message in str(caught.value)
+    assert message.format(**places) in str(caught.value)
 
 
 @pytest.mark.parametrize(

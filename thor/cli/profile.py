@@ -207,12 +207,18 @@ def _try_network(task: Task) -> None:
     shapes = " and ".join(str(tuple(item.shape)) for item in inputs)
     output = _computed(partial(task.net, *inputs), f"the network does not take an input of shape {shapes}")
     if task.loss_fn is not None:
-        shape = getattr(output, "shape", type(output).__name__)
-        _computed(
-            partial(task.loss_fn, output, targets),
-            f"the loss does not take outputs of shape {shape} with targets of shape {tuple(targets.shape)} "
-            f"(see --loss and --classes)",
-        )
+        if hasattr(output, "shape"):
+            refusal = (
+                f"the loss does not take outputs of shape {output.shape} with targets of shape "
+                f"{tuple(targets.shape)} (see --loss and --classes)"
+            )
+        else:
+            found = f"{len(output)} outputs" if isinstance(output, (tuple, list)) else f"a {type(output).__name__}"
+            refusal = (
+                f"the network returns {found}, and the loss takes one tensor: profile a Cell that returns only the "
+                f"output to train on, or give --loss module:callable that takes what it returns"
+            )
+        _computed(partial(task.loss_fn, output, targets), refusal)
 
 
 def _computed(compute: Callable[[], Any], refusal: str) -> Any:
@@ -223,7 +229,8 @@ def _computed(compute: Callable[[], Any], refusal: str) -> Any:
     try:
         output = compute()
         for value in output if isinstance(output, (tuple, list)) else (output,):
-            value.asnumpy()
+            if hasattr(value, "asnumpy"):
+                value.asnumpy()
     except Exception as error:
         raise UserError(f"{refusal}; it says:\n{message_of(error)}") from error
     return output

@@ -32,6 +32,7 @@ WAITED = TRACEBACK.format(line="RuntimeError: AllReduce: wait for rank 1 timed o
         (KERNEL, Kind.COLLECTIVE, "RuntimeError: Launch kernel failed: AllReduce-op2"),
         (TRACEBACK.format(line="RuntimeError: The state of the cluster is error"), Kind.COLLECTIVE, None),
         (TRACEBACK.format(line="E: x") + "error: batch_size = 3: bad\n", Kind.USER, "batch_size = 3: bad"),
+        ("error: seed = -1: bad\n       epochs = 0: bad\n[INFO] x\n", Kind.USER, "seed = -1: bad; epochs = 0: bad"),
         ("terminate called after throwing an instance of 'std::bad_alloc'\n", Kind.MEMORY, None),
     ],
 )

@@ -33,6 +33,20 @@ def test_what_a_line_says(key, row):
     assert f"\n| `{key}` | {row}" in settings_tables.renewed(settings_tables.MARK)
 
 
+def test_help_and_a_check_write_nothing(tmp_path, monkeypatch, capsys):
+    page = tmp_path / "training.md"
+    page.write_text(f"# Training\n{settings_tables.MARK}\nold")
+    monkeypatch.setattr(settings_tables, "PAGE", page)
+    for arguments, status in ((["--help"], 0), (["--chek"], 2)):
+        with pytest.raises(SystemExit) as caught:
+            settings_tables.main(arguments)
+        assert caught.value.code == status
+    assert settings_tables.main(["--check"]) == 1 and "run scripts/docs/settings_tables.py" in capsys.readouterr().err
+    assert page.read_text().endswith("old")
+    assert settings_tables.main([]) == settings_tables.main(["--check"]) == 0
+    assert "| `epochs` |" in page.read_text()
+
+
 def test_a_page_without_the_mark_is_refused():
     with pytest.raises(ValueError, match=r"training\.md: the line '<!-- .*' is missing: set it where the tables begin"):
         settings_tables.renewed("# Training\n")

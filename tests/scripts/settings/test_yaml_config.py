@@ -4,6 +4,7 @@ import sys
 import pytest
 import yaml
 
+from scripts.settings.optimizer_sections import unused_in
 from scripts.settings.train_settings import TrainSettings
 from scripts.settings.yaml_config import differences, load_config, read_yaml, save_config, validate
 from scripts.training.job_ranks import with_ranks
@@ -19,8 +20,8 @@ def test_shipped_configurations_are_valid(path):
 
 
 def test_overrides_go_into_blocks():
-    settings = load_config(None, ["--optimizer", "adam", "--thor.damping", "1e-2", "--epochs=7", "--data.flip", "true"])
-    assert (settings.optimizer, settings.thor.damping, settings.epochs) == ("adam", 0.01, 7)
+    settings = load_config(None, ["--optimizer", "adam", "--adam.beta1", "1e-2", "--epochs=7", "--data.flip", "true"])
+    assert (settings.optimizer, settings.adam.beta1, settings.epochs) == ("adam", 0.01, 7)
     assert settings.data.flip is True
 
 
@@ -64,12 +65,25 @@ def test_the_trace_rule_is_what_the_settings_say(value, rule):
         (["--epohs", "3"], "unknown key epohs: did you mean epochs?"),
         (["--thor.dampng", "1"], "unknown key thor.dampng: did you mean thor.damping?"),
         (["--damping", "0.1"], "unknown key damping: did you mean thor.damping?"),
+        (["--lr", "0.1"], "unknown key lr: did you mean thor.learning_rate?"),
+        (["--lr", "0.1", "--optimizer", "adam"], "unknown key lr: did you mean adam.learning_rate?"),
+        (["--optimizer", "momentum", "--learning-rate", "1"], "learning_rate: did you mean momentum.learning_rate?"),
+        (["--optimizer", "adam", "--warmup_epochs", "1"], "did you mean adam.schedule.warmup_epochs?"),
+        (["--optimizer", "adam", "--damping", "1"], "unknown key damping: did you mean thor.damping?"),
+        (["--wieght_decay", "0"], "unknown key wieght_decay: did you mean thor.weight_decay?"),
+        (["--optimizer", "adam", "--adam.lr", "1"], "unknown key adam.lr: did you mean adam.learning_rate?"),
+        (["--data.lr", "1"], "unknown key data.lr: did you mean thor.learning_rate?"),
+        (["--data.fold", "x"], "unknown key data.fold: did you mean data.folder?"),
+        (["--fold", "x"], "unknown key fold: did you mean data.folder?"),
+        (["--dataset", "x"], "unknown key dataset: did you mean data.name?"),
+        (["--zzz", "1"], "unknown key zzz: docs/training.md lists all settings"),
+        (["--momentum", "0.9"], "momentum = 0.9: must be a block of settings (key: value); or set thor.momentum"),
         (["--thor.refresh.foo", "1"], "unknown key thor.refresh.foo: known are preset, update, stop, start"),
         (["--epochs", "two"], "epochs = 'two': must be a valid integer"),
         (["--epochs", "0"], "epochs = 0: must be greater than or equal to 1"),
         (["--thor.damping", "-1"], "thor.damping = -1: must be greater than 0"),
         (["--thor.damping", ".nan"], "thor.damping = nan: must be a finite number"),
-        (["--momentum.momentum", "1.0"], "momentum.momentum = 1.0: must be less than 1"),
+        (["--thor.momentum", "1.0"], "thor.momentum = 1.0: must be less than 1"),
         (["--data.flip", "1"], "data.flip = 1: must be a valid boolean"),
         (
             ["--thor.interval", "{start: 2, end: 9}"],
@@ -136,12 +150,76 @@ def test_adam_inside_thor_is_saved_and_compared(tmp_path):
     assert differences(saved, load_config(None, inside)) == ["adam.beta2: 0.98 -> 0.999"]
 
 
-def test_what_is_not_used_may_stand_in_a_file():
-    """Blocks of an optimizer that does not train: one file has them for several."""
-    alone = load_config(None, ["--optimizer", "adam", "--thor.inner", "adam", "--adam.learning_rate", "0.1"])
-    assert alone.adam.learning_rate == 0.1
-    beside = load_config(None, ["--optimizer", "thor", "--adam.learning_rate", "0.1", "--adam.weight_decay", "1e-4"])
-    assert beside.thor.inner == "momentum"
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["--momentum.learning_rate", "0.1"],
+            "--momentum.learning_rate: optimizer = thor does not use it; set --thor.learning_rate, or choose "
+            "--optimizer momentum",
+        ),
+        (["--momentum.mode", "nesterov"], "leave it out, or choose --optimizer momentum"),
+        (["--adam.beta1", "0.8"], "set --thor.inner adam, or choose --optimizer adam"),
+        (["--thor.inner", "adam", "--adam.weight_decay", "0.0"], "set --thor.weight_decay"),
+        (["--optimizer", "adam", "--thor.schedule.power", "3", "--thor.schedule.shape", "thor"], "set --adam.schedule"),
+        (["--optimizer", "adam", "--adafactor", "{d: 2.0}"], "--adafactor: optimizer = adam does not use it; leave"),
+    ],
+)
+def test_a_setting_of_another_optimizer_is_refused_on_the_command_line(arguments, message):
+    with pytest.raises(UserError) as caught:
+        load_config(None, arguments)
+    assert message in str(caught.value)
+
+
+def test_all_settings_of_other_optimizers_are_named():
+    with pytest.raises(UserError) as caught:
+        load_config(None, ["--momentum.mode", "nesterov", "--adam.beta1", "0.5", "--thor.clip", "0.1"])
+    assert [line.split(":")[0].strip() for line in str(caught.value).splitlines()] == [
+        "--momentum.mode",
+        "--adam.beta1",
+    ]
+
+
+def test_adam_inside_thor_uses_both_sections():
+    settings = load_config(None, ["--thor.inner", "adam", "--adam.beta1", "0.8", "--adam", "{beta2: 0.9}"])
+    assert settings.adam.beta2 == 0.9
+
+
+def test_a_file_of_several_optimizers_is_taken_and_what_it_sets_in_vain_is_named(tmp_path):
+    """One file has the sections of several optimizers; the run says which settings it does not use."""
+    path = tmp_path / "c.yaml"
+    path.write_text("thor: {damping: 0.1}\nmomentum: {learning_rate: 0.1, momentum: 0.9}\nadam: {beta1: 0.8}\n")
+    settings = load_config(path)
+    assert unused_in(settings, path) == f"{path}: optimizer = thor does not use momentum.learning_rate, adam.beta1"
+    inside = load_config(path, ["--thor.inner", "adam"])
+    assert unused_in(inside, path) == f"{path}: optimizer = thor does not use momentum.learning_rate"
+    many = tmp_path / "many.yaml"
+    many.write_text(
+        "optimizer: adam\nthor: {damping: 0.1, clip: 0.1, rank: 8, split: block+rank, norms: true, per: layer}\n"
+    )
+    names = "thor.damping, thor.split, thor.rank, thor.clip and 2 more"
+    assert unused_in(load_config(many), many) == f"{many}: optimizer = adam does not use {names}"
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "scripts" / "config").glob("*.yaml")), ids=lambda path: path.stem)
+def test_a_shipped_configuration_sets_nothing_in_vain(path):
+    assert unused_in(load_config(path), path) is None
+
+
+def test_a_setting_of_another_run_of_the_same_program_is_taken():
+    both = ("thor", "momentum")
+    assert load_config(None, ["--momentum.momentum", "0.5"], both).optimizer == "thor"
+    with pytest.raises(UserError, match=r"--adam\.beta1: optimizer = thor does not use it"):
+        load_config(None, ["--adam.beta1", "0.5"], both)
+
+
+def test_the_command_line_warns_of_what_a_file_sets_in_vain(tmp_path):
+    (tmp_path / "c.yaml").write_text("momentum: {learning_rate: 0.1}\nnetwork: none\n")
+    command = [sys.executable, "scripts/train.py", "--config", str(tmp_path / "c.yaml"), "--dry-run"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert result.stderr.startswith(
+        f"warning: {tmp_path / 'c.yaml'}: optimizer = thor does not use momentum.learning_rate\n"
+    )
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "scripts" / "config").glob("*.yaml")), ids=lambda path: path.stem)
@@ -155,7 +233,7 @@ def test_what_a_run_saves_loads_again(path, tmp_path):
 
 def test_differences_that_matter():
     settings = TrainSettings()
-    assert differences(settings, load_config(None, ["--out", "x", "--log_every", "7", "--adam.beta1", "0.5"])) == []
+    assert differences(settings, load_config(None, ["--out", "x", "--log_every", "7"])) == []
     assert differences(settings, load_config(None, ["--seed", "4"])) == ["seed: 0 -> 4"]
     assert differences(settings, load_config(None, ["--log_every", "7"]), also=["log_every"]) == ["log_every: 50 -> 7"]
 

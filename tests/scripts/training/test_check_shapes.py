@@ -19,6 +19,18 @@ from tests.support.tiny_runs import write_set
 from thor.runtime.errors import UserError
 
 
+class TwoHeads(nn.Cell):
+    """Scores, and features beside them."""
+
+    def __init__(self):
+        super().__init__()
+        self.flat, self.scores = nn.Flatten(), nn.Dense(784, 10)
+
+    def construct(self, images):
+        features = self.flat(images)
+        return self.scores(features), features
+
+
 def settings_for(tmp_path, data="fashion_mnist", **values):
     folder = write_set(tmp_path / data) if data == "fashion_mnist" else write_cifar(tmp_path / data, data)
     base = {"optimizer": "momentum", "device": "CPU", "batch_size": 4, "out": str(tmp_path / "run")}
@@ -42,6 +54,12 @@ def settings_for(tmp_path, data="fashion_mnist", **values):
             {"network": "lenet5", "loss": "squared_error"},
             "loss = squared_error does not take outputs of shape (1, 10), which network lenet5 makes of an example, "
             "with targets of shape (1, 1, 28, 28)",
+        ),
+        (
+            {"network": "tests.scripts.training.test_check_shapes:TwoHeads"},
+            "network tests.scripts.training.test_check_shapes:TwoHeads returns 2 outputs in a tuple, and loss = "
+            "cross_entropy takes one tensor: give  --network module:callable  with a Cell that returns only the output "
+            "to train on, such as  return self.net(x)[0]",
         ),
     ],
 )

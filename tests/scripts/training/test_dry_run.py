@@ -6,7 +6,9 @@ import pytest
 from mindspore import nn
 from rich.console import Console
 
-from scripts.settings.yaml_config import validate
+from scripts.run_folder.write_check import why_not_writable
+from scripts.settings.yaml_config import save_config, validate
+from scripts.train import main as program
 from scripts.training import dry_run
 from scripts.training.loop import train
 from tests.scripts.training.test_loop import quiet
@@ -21,18 +23,58 @@ def test_dry_run_tells_and_leaves_nothing(tmp_path, optimizer):
     plan = dry_run.show(settings, console)
     text = console.file.getvalue()
     assert plan.steps_per_epoch == 10 and not plan.notes
-    assert "encoder.0" in text and "steps: 10 an epoch, 20 in 2 epochs, batch 8" in text
+    assert "encoder.0" in text and "steps: 10 an epoch, 20 in 2 epochs" in text
     assert ("785=49x16" in text) == (optimizer == "thor")
     assert f"{settings.out}/checkpoints" in text.replace("\n", "")
     assert not (tmp_path / "run").exists()
 
 
+def test_dry_run_begins_with_the_main_settings(tmp_path):
+    console = Console(file=io.StringIO(), width=160)
+    settings = tiny_settings(tmp_path, "adam", adam={"learning_rate": 0.01, "schedule": {"warmup_epochs": 0.5}})
+    dry_run.show(settings, console)
+    assert console.file.getvalue().splitlines()[:7] == [
+        "network:   autoencoder, widths = [784, 16, 8]",
+        "optimizer: adam",
+        "rate:      0.01, cosine to 0 at epoch 2, after 0.5 epochs of warm-up",
+        f"data:      fashion_mnist, in {tmp_path / 'data'}",
+        "training:  batch 8, 2 epochs, seed 3",
+        "device:    CPU, graph mode, amp O0",
+        f"out:       {settings.out}",
+    ]
+
+
+@pytest.mark.parametrize("out", ["{file}", "{file}/run", "/proc/none/run"])
+def test_dry_run_looks_whether_the_folder_can_be_written(tmp_path, out):
+    (tmp_path / "file").touch()
+    console = Console(file=io.StringIO(), width=160)
+    out = out.format(file=tmp_path / "file")
+    plan = dry_run.show(tiny_settings(tmp_path, "adam").model_copy(update={"out": out}), console)
+    assert len(plan.notes) == 1
+    assert f"MISSING HERE: out = {out}: the folder cannot be made or written (N" in console.file.getvalue()
+
+
+def test_a_look_at_a_folder_leaves_nothing(tmp_path):
+    assert why_not_writable(tmp_path / "a" / "b" / "c") is None
+    assert why_not_writable(tmp_path) is None
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("missing", [False, True])
+def test_the_status_of_dry_run_is_2_if_something_is_missing(tmp_path, missing, capsys):
+    settings = tiny_settings(tmp_path, "adam")
+    save_config(settings, tmp_path / "c.yaml")
+    own = ["--data.folder", str(tmp_path / "nowhere")] if missing else []
+    assert program(["--config", str(tmp_path / "c.yaml"), "--dry-run", *own]) == (2 if missing else 0)
+    assert ("MISSING HERE" in capsys.readouterr().out) == missing
+
+
 def test_dry_run_tells_of_a_run_that_is_there(tmp_path):
     console = Console(file=io.StringIO(), width=160)
     train(tiny_settings(tmp_path, "momentum", epochs=1), console=quiet())
-    dry_run.show(tiny_settings(tmp_path, "momentum", epochs=3), console)
+    dry_run.show(tiny_settings(tmp_path, "momentum", epochs=3, seed=4), console)
     assert "holds a run at step 10: go on with --resume, begin anew with --overwrite" in console.file.getvalue()
-    assert "(--resume needs its settings: epochs: 1 -> 3)" in console.file.getvalue()
+    assert "(--resume needs its settings: seed: 3 -> 4)" in console.file.getvalue()
 
 
 def test_dry_run_without_the_data_counts_published_ones(tmp_path):

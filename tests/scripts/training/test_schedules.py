@@ -1,7 +1,7 @@
 import pytest
 
 from scripts.settings.train_settings import Schedule
-from scripts.training.schedules import schedule_function
+from scripts.training.schedules import in_words, schedule_function
 
 
 @pytest.mark.parametrize("shape, middle", [("constant", 1.0), ("linear", 0.5), ("cosine", 0.5), ("polynomial", 0.25)])
@@ -31,3 +31,20 @@ def test_end_in_updates_is_the_end_in_epochs():
     )
     assert [by_update(update) for update in range(40)] == [by_epoch(update) for update in range(40)]
     assert by_update(24) > by_update(25) == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "words"),
+    [
+        ({"shape": "constant"}, "0.1, constant"),
+        ({"shape": "constant", "warmup_epochs": 2}, "0.1, constant, after 2 epochs of warm-up"),
+        ({"shape": "cosine", "final": 0.1}, "0.1, cosine to 0.01 at epoch 4"),
+        ({"shape": "polynomial", "end_update": 30000}, "0.1, polynomial of power 2 to 0 at update 30000"),
+        (
+            {"shape": "thor", "power": 4.5, "end_epoch": 53, "halve_at": [39, 40]},
+            "0.1, thor of power 4.5 to 0 at epoch 53, halved at epochs 39, 40",
+        ),
+    ],
+)
+def test_a_schedule_in_words(schedule, words):
+    assert in_words(0.1, Schedule(**schedule), 4) == words

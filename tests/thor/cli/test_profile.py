@@ -49,6 +49,15 @@ def counted(num_classes=3):
     Counted.alive.add(net)
     return net
 
+class Pair(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.net = build()
+
+    def construct(self, x):
+        scores = self.net(x)
+        return scores, scores
+
 def nothing():
     return iter(())
 
@@ -165,6 +174,13 @@ def test_own_data_are_averaged_over_batches_and_fresh_overwrites_what_was_there(
         (
             [*TINY, "--loss", "squared-error"],
             ("the loss does not take outputs of shape (8, 3)", "--loss", "it says:\n"),
+        ),
+        (
+            ["tinynetwork:Pair", "--input", "8,6", "--classes", "3"],
+            (
+                "the network returns 2 outputs, and the loss takes one tensor: profile a Cell that returns only",
+                "--loss",
+            ),
         ),
         ([*TINY, "--inverse", "qr"], ("inverse must be one of lapack", "'qr'")),
         ([*TINY, "--memory", "1e-9"], ("layer 0 alone needs", "raise the limit")),
