@@ -43,7 +43,7 @@ def adam_update(
             operator's documentation starts at 0, where the formula is 0 / 0. On the host, 0 is an error; in a graph,
             which cannot raise, it counts as 1.
         learning_rate: :math:`\eta`. Like beta1, beta2 and epsilon it is a number or a Tensor of one element.
-        beta1: decay of m, in [0, 1].
+        beta1: decay of m, in [0, 1).
         beta2: decay of v, in [0, 1].
         epsilon: bounds the step where gradients are tiny. It is added to the root of the uncorrected v and therefore
             acts like :math:`\epsilon / \sqrt{1 - \beta_2^t}` in the paper's first form.
@@ -181,7 +181,7 @@ def _tensors(**values: Any) -> list[Tensor]:
 
 def _check_hypers(step: Any, learning_rate: Any, beta1: Any, beta2: Any, epsilon: Any) -> None:
     tensor_checks.hyper("learning_rate", learning_rate, 0.0)
-    tensor_checks.hyper("beta1", beta1, 0.0, 1.0)
+    tensor_checks.hyper("beta1", beta1, 0.0, 1.0, open_high=True)  # the bias correction divides by 1 - beta1^step
     tensor_checks.hyper("beta2", beta2, 0.0, 1.0)
     tensor_checks.hyper("epsilon", epsilon, 0.0)
     count = tensor_checks.scalar_on_host("step", step)

@@ -57,9 +57,9 @@ def scalar_on_host(name: str, value: Any) -> float:
     return float(value)
 
 
-def hyper(name: str, value: Any, low: float, high: float = math.inf) -> Any:
+def hyper(name: str, value: Any, low: float, high: float = math.inf, *, open_high: bool = False) -> Any:
     """Check a hyper-parameter of an update function, also if it is a Tensor, and return it unchanged."""
-    number(name, scalar_on_host(name, value), low, high)
+    number(name, scalar_on_host(name, value), low, high, open_high=open_high)
     return value
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
-from first_order.cells import set_unregistered
+from first_order.cells import own_parameters, set_unregistered
 from thor.capture.attach import detach, left_as_found, tapped_cells
 from thor.capture.integrity import NetworkIntegrity
 from thor.capture.targets import LeftOut, Target, find_targets, keep_optimized
@@ -91,12 +91,6 @@ class THOR(nn.Cell):
         super().__init__(auto_prefix=False)
         if not isinstance(net, nn.Cell):
             raise TypeError(f"net must be an nn.Cell, but got {net!r} of type {type(net).__name__}")
-        attached = [name for name, _ in tapped_cells(net)]
-        if attached:
-            raise ValueError(
-                f"net is attached to a THOR optimizer already (layer {attached[0]} and {len(attached) - 1} more); "
-                f"call thor.detach(net) first"
-            )
         self.options = read_options(
             damping=damping, block_size=block_size, split=split, rank=rank, refresh=refresh, interval=interval,
             factor_interval=factor_interval, factor_decay=factor_decay, clip=clip, clip_each=clip_each,
@@ -109,6 +103,7 @@ class THOR(nn.Cell):
         moving, self.rate, self.decays = inner_optimizer(net, inner, learning_rate, momentum, self.options, params)
         # unregistered, because the network saves its weights itself; `inner` is registered last, after the state
         set_unregistered(self, network=net, weights=tuple(moving.parameters))
+        self._refuse_attached()
         targets = self._targets()
         self._profile_path = auto.cache_file(targets, inverter.method) if self.options.auto else None
         if self._profile_path is not None:
@@ -124,6 +119,18 @@ class THOR(nn.Cell):
         self._move: Callable[[tuple[Tensor, ...]], Tensor] | None = None
 
     # -- construction --------------------------------------------------------------------------------------------
+
+    def _refuse_attached(self) -> None:
+        """Refuse layers of another THOR whose weights this one would move; a network may hold others beside its own."""
+        mine = {id(weight) for weight in self.weights}
+        attached = [
+            name for name, cell in tapped_cells(self.network) if any(id(p) in mine for p in own_parameters(cell))
+        ]
+        if attached:
+            raise ValueError(
+                f"net is attached to a THOR optimizer already (layer {attached[0]} and {len(attached) - 1} more); "
+                f"call thor.detach(net) first, or leave their weights out of params"
+            )
 
     def _targets(self) -> list[Target]:
         """Every layer that can be captured and whose weights are optimized."""

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from mindspore import ParameterTuple, Tensor, nn
+from mindspore import Parameter, ParameterTuple, Tensor, nn
 
 from first_order.base import FirstOrder
 from first_order.cells import set_unregistered
@@ -141,6 +141,7 @@ class TrainStep(nn.Cell):
         unknown = (p for p in self.network.get_parameters() if id(p) not in optimized)
         self._not_optimized = [p for p in unknown if not p.requires_grad]
         self._flagged_cells = self.forward_pass.cells()
+        self._rates = _rates_given(control.inner)
         self._bound = True
 
     # -- for users -----------------------------------------------------------------------------------------------
@@ -246,6 +247,11 @@ class TrainStep(nn.Cell):
         if isinstance(control.inner, FirstOrder) and (self.accumulate == 1 or read(self.micro_step) == 0):
             control.inner.prepare()
         self._moving.before_step()
+        if self._rates is not None and (step := int(control.inner.global_step.asnumpy()[0])) >= self._rates:
+            raise ValueError(
+                f"learning_rate is a list of {self._rates} rates, one a step, and step {step} has none: give one for "
+                f"each step of the training"
+            )
         if isinstance(control, THOR):
             control.integrity.check()
             control.set_learning_rate()
@@ -382,6 +388,14 @@ def _update(control: THOR | PlainOptimizer) -> Update | PlainUpdate:
     options = control.options
     layers, decays = control.captured, control.decays
     return Update(control.inner, layers, options.clip, decays, options.clip_each, control.ranks)
+
+
+def _rates_given(inner: nn.Optimizer) -> int | None:
+    """How many learning rates an optimizer was given as a list, one a step; None where its rate never ends."""
+    rates = inner.learning_rate if isinstance(inner.learning_rate, tuple) else (inner.learning_rate,)
+    lists = [getattr(rate, "learning_rate", None) for rate in rates]
+    counts = [each.shape[0] for each in lists if isinstance(each, Parameter) and each.ndim == 1]
+    return min(counts, default=None)
 
 
 def _aux(values: tuple[Any, ...]) -> Any:

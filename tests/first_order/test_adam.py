@@ -247,7 +247,7 @@ BAD = [
     ({"param": np.ones(2, np.int32)}, TypeError, "param must be of type Float16, Float32, Float64, but got Int32"),
     ({"m": np.ones(3, np.float32)}, ValueError, r"m must have the shape of param, \(2,\), but got \(3,\)"),
     ({"grad": np.ones(2)}, TypeError, "grad must be of param's type, Float32, but got Float64"),
-    ({"beta1": 1.1}, ValueError, "beta1 must be finite and at least 0 and at most 1, but got 1.1"),
+    ({"beta1": 1.1}, ValueError, "beta1 must be finite and at least 0 and less than 1, but got 1.1"),
     ({"epsilon": Tensor(-1.0)}, ValueError, "epsilon must be finite and at least 0, but got -1"),
     ({"step": "one"}, TypeError, "step must be a number or a Tensor of one, but got 'one'"),
     ({"learning_rate": np.ones(2)}, ValueError, r"learning_rate must be one number, but got shape \(2,\)"),

@@ -282,3 +282,15 @@ def test_inputs_may_have_other_shapes_from_step_to_step():
     for count in (6, 4, 6, 4):
         assert np.isfinite(float(step(*batch(count))))
     assert ops.isfinite(net.layers[0].weight).all()
+
+
+@OPTIMIZER
+def test_a_list_of_rates_that_is_too_short_is_told_by_its_length(make):
+    net = Mlp()
+    optimizer = nn.Momentum(net.trainable_params(), [0.1, 0.05], 0.9)
+    if make is OPTIMIZERS["THOR"]:
+        optimizer = thor.THOR(net, [0.1, 0.05], 0.1)
+    step = thor.TrainStep(net, squared_error, optimizer)
+    losses(step, 2, *batch())
+    with pytest.raises(ValueError, match="learning_rate is a list of 2 rates, one a step, and step 2 has none"):
+        step(*batch())

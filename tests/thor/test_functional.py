@@ -130,6 +130,32 @@ def test_two_networks_that_play_against_each_other():
     assert [r.refreshes for r in (*makes.layers, *judges.layers)] == [2] * 4
 
 
+class Both(nn.Cell):
+    """A wrapper that holds both halves, as GANs are often written."""
+
+    def __init__(self):
+        super().__init__()
+        self.generator, self.critic = Mlp((2, 4, 5), seed=0), Mlp((5, 4, 1), seed=1)
+
+    def construct(self, noise):
+        return ops.softplus(-self.critic(self.generator(noise))).mean()
+
+
+def test_a_wrapper_of_both_halves_trains_one_of_them():
+    both = Both()
+    judges = thor.THOR(both.critic, 0.01, 0.1, interval=2, refresh=ALWAYS)
+    with pytest.raises(ValueError, match="attached to a THOR optimizer already .layer critic.*out of params"):
+        thor.THOR(both, 0.01, 0.1)
+    makes = thor.THOR(both, 0.01, 0.1, interval=2, refresh=ALWAYS, params=both.generator.trainable_params())
+    assert [layer.name for layer in makes.layers] == ["generator.layers.0", "generator.layers.1"]
+    step, before = thor.TrainStep(both, None, makes, jit=False), values(both.critic)
+    noise = Tensor(np.random.default_rng(0).standard_normal((6, 2)).astype(np.float32))
+    for _ in range(3):
+        step(noise)
+    assert all(np.array_equal(value, values(both.critic)[name]) for name, value in before.items())
+    assert [r.refreshes for r in makes.layers] == [2, 2] and [r.refreshes for r in judges.layers] == [0, 0]
+
+
 def test_a_step_that_is_not_finite_moves_nothing():
     x, y = batch()
     net = Mlp()
