@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from mindspore import Parameter, nn
-from mindspore.graph.api import _cell_graph_executor
+from mindspore.graph.api import _cell_graph_executor, _pynative_executor
 
 from first_order.cells import set_unregistered
 
@@ -30,15 +30,25 @@ class CompiledFunction:
         self._namesakes = _namesakes(parameters)
 
     def __call__(self, *tensors: Any) -> Any:
-        if not self._namesakes:
-            return self._cell.compile_and_run(*tensors)
-        with _renamed(self._namesakes):
-            return self._cell.compile_and_run(*tensors)
+        with _renamed(self._namesakes) if self._namesakes else nullcontext():
+            try:
+                return self._cell.compile_and_run(*tensors)
+            except Exception:
+                clear_failed_call()
+                raise
 
     def release(self) -> None:
         """Free the compiled graphs; the next call compiles again."""
         _cell_graph_executor.del_net_res(self._cell, set(self._cell.compile_cache))
         self._cell.compile_cache.clear()
+
+
+def clear_failed_call() -> None:
+    """Clear what a call that has failed leaves behind.
+
+    MindSpore would go on recording operators for a gradient or a graph that never comes, and fail in other places.
+    """
+    _pynative_executor.clear_res()
 
 
 class _Graph(nn.Cell):

@@ -19,6 +19,7 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn
 from first_order.base import FirstOrder
 from first_order.cells import set_unregistered
 from first_order.checks import check_int, flag
+from first_order.compiled import clear_failed_call
 from first_order.storage_watch import StorageWatch
 from thor.distributed.agreement import same_everywhere
 from thor.distributed.ranks import copy_first
@@ -233,6 +234,7 @@ class TrainStep(nn.Cell):
         try:
             yield
         except (TypeError, ValueError, RuntimeError, AttributeError) as error:
+            clear_failed_call()
             complaint = self.forward_pass.complaint(inputs)
             if complaint is None:
                 raise
