@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from mindspore import Parameter, ParameterTuple, Tensor, nn
+from mindspore import ParameterTuple, Tensor, nn
 
 from first_order.base import FirstOrder
 from first_order.cells import set_unregistered
@@ -28,6 +28,7 @@ from thor.plain_optimizer import PlainOptimizer
 from thor.runtime import device
 from thor.runtime.graph_ops import forget_compiled_construct
 from thor.runtime.parameters import int_parameter, read, write
+from thor.settings.inner_optimizer import count_rates
 from thor.shared_settings import shared_settings
 from thor.step.accumulation import Accumulators
 from thor.step.diagnose import first_bad_layer, likely_cause, stop_message
@@ -142,7 +143,7 @@ class TrainStep(nn.Cell):
         unknown = (p for p in self.network.get_parameters() if id(p) not in optimized)
         self._not_optimized = [p for p in unknown if not p.requires_grad]
         self._flagged_cells = self.forward_pass.cells()
-        self._rates = _rates_given(control.inner)
+        self._rates = count_rates(control.inner)
         self._bound = True
 
     # -- for users -----------------------------------------------------------------------------------------------
@@ -380,7 +381,9 @@ def _control(net: nn.Cell, optimizer: Any, loss_scale: Any, max_bad_steps: int |
             + (": optimizers of mindspore.mint and mindspore.experimental are none, take first_order's or nn's"
                if hasattr(optimizer, "param_groups") else "")
         )  # fmt: skip
-    return PlainOptimizer(net, optimizer, 1.0 if loss_scale is None else loss_scale, max_bad_steps or 10)
+    return PlainOptimizer(
+        net, optimizer, 1.0 if loss_scale is None else loss_scale, 10 if max_bad_steps is None else max_bad_steps
+    )
 
 
 def _update(control: THOR | PlainOptimizer) -> Update | PlainUpdate:
@@ -390,14 +393,6 @@ def _update(control: THOR | PlainOptimizer) -> Update | PlainUpdate:
     options = control.options
     layers, decays = control.captured, control.decays
     return Update(control.inner, layers, options.clip, decays, options.clip_each, control.ranks)
-
-
-def _rates_given(inner: nn.Optimizer) -> int | None:
-    """How many learning rates an optimizer was given as a list, one a step; None where its rate never ends."""
-    rates = inner.learning_rate if isinstance(inner.learning_rate, tuple) else (inner.learning_rate,)
-    lists = [getattr(rate, "learning_rate", None) for rate in rates]
-    counts = [each.shape[0] for each in lists if isinstance(each, Parameter) and each.ndim == 1]
-    return min(counts, default=None)
 
 
 def _aux(values: tuple[Any, ...]) -> Any:

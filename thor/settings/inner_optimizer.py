@@ -7,7 +7,7 @@ from numbers import Real
 from typing import Any
 
 import mindspore as ms
-from mindspore import nn
+from mindspore import Parameter, nn
 
 import first_order
 from first_order.checks import number
@@ -153,3 +153,11 @@ def inner_optimizer(
             raise ValueError("inner has a learning-rate schedule or groups of its own: pass learning_rate=None")
     decoupled = options.weight_decay_mode == "decoupled"
     return inner, schedule, tuple(decays[id(w)] if decoupled else 0.0 for w in inner.parameters)
+
+
+def count_rates(inner: nn.Optimizer) -> int | None:
+    """How many learning rates an optimizer was given as a list, one a step; None where its rate never ends."""
+    rates = inner.learning_rate if isinstance(inner.learning_rate, tuple) else (inner.learning_rate,)
+    lists = [getattr(rate, "learning_rate", None) for rate in rates]
+    counts = [each.shape[0] for each in lists if isinstance(each, Parameter) and each.ndim == 1]
+    return min(counts, default=None)
