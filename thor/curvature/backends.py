@@ -137,6 +137,10 @@ class DeviceAlgebra:
         return self.tensor(blocks)
 
 
+#: What the b x b work is done with.
+Algebra = HostAlgebra | DeviceAlgebra
+
+
 def split_by_stack(joined: np.ndarray, stacks: Sequence[Any]) -> list[np.ndarray]:
     """Split an array with one entry per block of all stacks into one array per stack."""
     return np.split(joined, np.cumsum([len(each) for each in stacks])[:-1])

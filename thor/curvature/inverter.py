@@ -22,7 +22,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, ops
 
 from thor.curvature import block_inverse
-from thor.curvature.backends import algebra_of, split_by_stack
+from thor.curvature.backends import Algebra, algebra_of, split_by_stack
 from thor.curvature.factor import Factor, assemble, low_rank_part, without_padding
 
 RETRIES = 5
@@ -76,7 +76,7 @@ class Exchange(Protocol):
     def divide(self, jobs: list[Job]) -> None:
         """Set each job's ``part``: the blocks that this rank inverts."""
 
-    def share(self, jobs: list[Job], seconds: float, algebra: Any) -> None:
+    def share(self, jobs: list[Job], seconds: float, algebra: Algebra) -> None:
         """Give every rank the flags of each job, and the ranks that hold a factor the inverses of all its blocks."""
 
     def settle(self, jobs: list[Job]) -> None:

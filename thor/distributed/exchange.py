@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
+from thor.curvature.backends import Algebra
 from thor.curvature.inverter import Job
 from thor.distributed.packing import packed, packed_length, unpacked
 from thor.distributed.placement import FactorWork, Piece, Placement, block_cost, place
@@ -64,7 +64,7 @@ class PieceExchange:
             mine = [piece for piece in self._pieces[job.factor.name] if piece.rank == self.ranks.rank]
             job.part = slice(mine[0].first, mine[0].last) if mine else slice(0, 0)
 
-    def share(self, jobs: list[Job], seconds: float, algebra: Any) -> None:
+    def share(self, jobs: list[Job], seconds: float, algebra: Algebra) -> None:
         """Send flags and seconds to all ranks, and inverses to the ranks of this column.
 
         Afterwards ``inverse`` of each held job that has not failed has all blocks [copies * count, b, b].
