@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -27,6 +28,7 @@ class CompiledFunction:
 
     def __init__(self, function: Callable[..., Any], parameters: Iterable[Parameter] = ()):
         self._cell = _Graph(function)
+        weakref.finalize(self, _free, self._cell).atexit = False  # MindSpore frees what is left at its end
         self._namesakes = _namesakes(parameters)
 
     def __call__(self, *tensors: Any) -> Any:
@@ -39,8 +41,13 @@ class CompiledFunction:
 
     def release(self) -> None:
         """Free the compiled graphs; the next call compiles again."""
-        _cell_graph_executor.del_net_res(self._cell, set(self._cell.compile_cache))
-        self._cell.compile_cache.clear()
+        _free(self._cell)
+
+
+def _free(cell: _Graph) -> None:
+    """Free the graphs of a Cell, which MindSpore keeps otherwise, and the Cell with them."""
+    _cell_graph_executor.del_net_res(cell, set(cell.compile_cache))
+    cell.compile_cache.clear()
 
 
 def clear_failed_call() -> None:
