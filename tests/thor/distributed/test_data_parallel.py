@@ -110,7 +110,7 @@ def test_bytes_of_messages(two, alone):
             plain, curvature, refresh = rank[f"{name}/sent"].tolist()
             assert plain == 4 * (often * weights + 2)  # and loss and number of examples
             assert curvature > plain
-            traces = alone(name)[0].traces.nbytes
+            traces = alone(name)[0].own_state.traces.nbytes
             flags = 4 * (2 * 4 + 2 + 1 + 4)  # two layers: each factor's damping and failure, seconds, failures again
             assert refresh > traces + flags if name == "all" else refresh == traces + flags * (name != "naive")
     assert alone("all")[3] == {"refresh": 0}
