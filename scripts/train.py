@@ -44,8 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         return USAGE_ERROR if show(settings).notes else 0
 
+    from scripts.run_folder.restore import CONFIG
     from scripts.training.loop import train
-    from scripts.training.run import CONFIG
 
     resume = {"no": False, "last": True}.get(options.resume, options.resume)
     run = train(settings, resume=resume, overwrite=options.overwrite)

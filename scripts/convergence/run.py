@@ -41,10 +41,10 @@ from scripts.convergence import picture, results, search  # noqa: E402
 from scripts.convergence.pace import Pace  # noqa: E402
 from scripts.convergence.results import NoTargetError, Outcome  # noqa: E402
 from scripts.convergence.tasks import TASKS, Contender, Task  # noqa: E402
+from scripts.run_folder.restore import CONFIG  # noqa: E402
 from scripts.run_folder.stop_request import handling_signals  # noqa: E402
 from scripts.settings.train_settings import TrainSettings  # noqa: E402
 from scripts.settings.yaml_config import differences, load_config, save_config, validate  # noqa: E402
-from scripts.training.run import CONFIG  # noqa: E402
 from thor.runtime.errors import UserError  # noqa: E402
 
 TRAIN = Path(__file__).resolve().parents[1] / "train.py"

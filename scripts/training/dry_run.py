@@ -18,6 +18,7 @@ from scripts.data import fetch
 from scripts.data.factory import PUBLISHED_SIZES, Feeds, open_feeds
 from scripts.run_folder import checkpoints
 from scripts.run_folder.initial_weights import take_weights
+from scripts.run_folder.restore import CONFIG
 from scripts.run_folder.write_check import why_not_writable
 from scripts.settings.train_settings import TrainSettings
 from scripts.settings.yaml_config import load_config
@@ -27,7 +28,7 @@ from scripts.training.loop import existing_run_message
 from scripts.training.networks import build_loss, build_network
 from scripts.training.new_length import changes_besides_epochs
 from scripts.training.optimizers import build_stepper
-from scripts.training.run import CHECKPOINTS, CONFIG
+from scripts.training.run import CHECKPOINTS
 from scripts.training.schedules import in_words
 from thor.runtime.errors import UserError
 

@@ -20,6 +20,7 @@ from scripts.run_folder.heartbeat import Heart
 from scripts.run_folder.initial_weights import take_weights
 from scripts.run_folder.metrics_recorder import NullRecorder, Recorder, open_tensorboard, write_summary
 from scripts.run_folder.progress_record import Position
+from scripts.run_folder.restore import CONFIG
 from scripts.run_folder.stop_request import Interrupt, job_start_time, watch_stop_requests
 from scripts.run_folder.vocabulary_file import check_vocabulary, load_vocabulary, save_vocabulary
 from scripts.settings.train_settings import TrainSettings
@@ -34,7 +35,6 @@ from scripts.training.progress_display import ProgressDisplay
 from scripts.training.run import (
     AUTO,
     CHECKPOINTS,
-    CONFIG,
     Run,
     advanced,
     due,

@@ -28,7 +28,6 @@ from scripts.training.optimizers import Stepper
 from scripts.training.phase_times import Phases
 from scripts.training.weight_average import WeightAverage
 
-CONFIG = "config.yaml"
 CHECKPOINTS = "checkpoints"
 AUTO = "auto"
 
