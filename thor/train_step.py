@@ -27,13 +27,14 @@ from thor.optimizer import THOR
 from thor.plain_optimizer import PlainOptimizer
 from thor.runtime import device
 from thor.runtime.graph_ops import forget_compiled_construct
-from thor.runtime.parameters import int_parameter, read, write
+from thor.runtime.parameters import read
 from thor.settings.inner_optimizer import count_rates
 from thor.shared_settings import shared_settings
 from thor.step.accumulation import Accumulators
 from thor.step.diagnose import first_bad_layer, likely_cause, stop_message
-from thor.step.forward import Forward
+from thor.step.forward import Forward, examples_of
 from thor.step.graphs import Flags, StepGraphs
+from thor.step.micro_batches import MicroBatches
 from thor.step.moving_averages import MovingAverages
 from thor.step.update import PlainUpdate, Update, no_more_parameters
 
@@ -127,8 +128,7 @@ class TrainStep(nn.Cell):
         layers = control.captured if isinstance(control, THOR) else []
         sums = Accumulators(self.accumulate, control.inner.parameters, layers) if self.accumulate > 1 else None
         if sums is not None:
-            self.micro_step = int_parameter("micro_step", 0)
-            self.micro_steps = int_parameter("micro_steps", self.accumulate)
+            self.micro_batches = MicroBatches(self.accumulate)
             self.sums, self.factor_sums, self.loss_sum = sums.gradients, sums.statistics, sums.loss
         self.update: Update | PlainUpdate = _update(control)
         self.step_graphs = StepGraphs(self.forward_pass, layers, self.update, ranks=ranks, sums=sums, jit=self.jit)
@@ -247,7 +247,7 @@ class TrainStep(nn.Cell):
         self._notice_changes()
         if not self._state_watch.noted and control.ranks is not None:  # ranks may have loaded different checkpoints
             same_everywhere(control.ranks, shared_settings(control, self.accumulate))
-        if isinstance(control.inner, FirstOrder) and (self.accumulate == 1 or read(self.micro_step) == 0):
+        if isinstance(control.inner, FirstOrder) and (self.accumulate == 1 or self.micro_batches.begins):
             control.inner.prepare()
         self._moving.before_step()
         if self._rates is not None and (step := int(control.inner.global_step.asnumpy()[0])) >= self._rates:
@@ -297,20 +297,16 @@ class TrainStep(nn.Cell):
 
         With ``has_aux`` the further outputs of the micro-batch follow.
         """
-        graphs = self.step_graphs
-        if read(self.micro_steps) != self.accumulate:  # loaded sums are of a step with other micro-batches
-            write(self.micro_steps, self.accumulate)
-            write(self.micro_step, 0)
-        if not read(self.micro_step):  # an interrupted step may have left sums behind
+        graphs, batches, examples = self.step_graphs, self.micro_batches, examples_of(inputs)
+        if batches.begin():  # an interrupted step may have left sums behind
             graphs.clear_sums()
-        (loss,), aux = self._without_aux(graphs.add(gathering, scale, *inputs))
-        done = read(self.micro_step) + 1
-        write(self.micro_step, done % self.accumulate)
-        if done < self.accumulate:
+        (loss,), aux = self._without_aux(graphs.add(gathering, scale, batches.weight(examples), *inputs))
+        if not batches.count(examples):
             return (loss, None, *aux)
         if gathering:
-            return (*self._refresh_and_apply(scale, *graphs.finish_curvature(scale)), *aux)
-        total, finite = graphs.finish(scale)
+            sums = graphs.finish_curvature(scale, batches.share, batches.examples)
+            return (*self._refresh_and_apply(scale, *sums), *aux)
+        total, finite = graphs.finish(scale, batches.share, batches.examples)
         return (total, bool(finite.asnumpy()), *aux)
 
     def construct(self, *_: Any) -> None:
@@ -355,7 +351,7 @@ class TrainStep(nn.Cell):
             self._state_watch.forget()
             forget_compiled_construct(inner)
             if self.accumulate > 1 and not self._sums_watch.moved:
-                write(self.micro_step, 0)  # the sums were not loaded and belong to a lost step
+                self.micro_batches.begin_anew()  # the sums were not loaded and belong to a lost step
         unfrozen = next((p.name for p in self._not_optimized if p.requires_grad), None)
         if unfrozen is not None:
             raise RuntimeError(

@@ -104,7 +104,7 @@ class Means(nn.Cell):
         return (sums[index + 1] * share).astype(values[index].dtype)
 
 
-def unreduced(loss, values, inputs):
+def unreduced(loss, values, examples):
     """The loss and the tensors of a single process, where no mean has to be taken."""
     return loss, values
 

@@ -9,7 +9,7 @@ import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from thor.curvature.layer import Layer
-from thor.runtime.graph_ops import over, scaled
+from thor.runtime.graph_ops import over, scaled, times
 
 _cast = ops.Cast()
 _NARROW = (ms.float16, ms.bfloat16)
@@ -45,15 +45,18 @@ class Accumulators:
 
 
 class Adder(nn.Cell):
-    """Adds values and a loss to their sums, and returns the loss."""
+    """Adds values and a loss, times a weight (None for 1), to their sums, and returns the loss."""
 
     def __init__(self, sums: list[Parameter], loss_sum: Parameter):
         super().__init__(auto_prefix=False)
         self.sums, self.loss_sum = ParameterTuple(sums), loss_sum
         self.types = tuple(each.dtype for each in sums)
 
-    def construct(self, loss, values):
-        ops.assign_add(self.loss_sum, loss.astype(ms.float32))
+    def construct(self, loss, values, weight):
+        part = loss.astype(ms.float32)
+        if weight is not None:
+            part, values = part * weight, over(ops.partial(times, weight), values)
+        ops.assign_add(self.loss_sum, part)
         for i in range(len(self.sums)):
             ops.assign_add(self.sums[i], _cast(values[i], self.types[i]))
         return loss

@@ -125,6 +125,13 @@ class FunctionForward(Forward):
         return self._function
 
 
+def examples_of(inputs):
+    """Number of examples of a batch: the length of its first input, 1 if that is no batch. For the compiler too."""
+    if len(inputs) > 0 and isinstance(inputs[0], Tensor) and inputs[0].ndim > 0:
+        return inputs[0].shape[0]
+    return 1
+
+
 def _labels_of(loss_fn: Callable[..., Any]) -> int:
     """How many labels a loss takes: its required arguments behind the output, at least one."""
     function = loss_fn.construct if isinstance(loss_fn, nn.Cell) else loss_fn

@@ -34,7 +34,7 @@ from thor.runtime.graph_ops import entry, over
 from thor.step.accumulation import Accumulators, Adder, Clearer, ScaledSums
 from thor.step.estimate import Estimate
 from thor.step.finite_check import checker, in_one_thread
-from thor.step.forward import Forward
+from thor.step.forward import Forward, examples_of
 from thor.step.loss_scaling import scaling
 from thor.step.update import PlainUpdate, Update
 
@@ -162,21 +162,24 @@ class StepGraphs:
         """Precondition gradients and update: (loss, whether the step was finite and the weights have moved)."""
         return self._function("apply", self._build_apply)(loss, *gradients)
 
-    def add(self, gathering: bool, scale: Tensor | None, *inputs: Any) -> tuple[Any, ...]:
-        """Add the gradients of a micro-batch, with factors if ``gathering``, to the sums, and return its loss."""
+    def add(self, gathering: bool, scale: Tensor | None, weight: Tensor | None, *inputs: Any) -> tuple[Any, ...]:
+        """Add a micro-batch's gradients, and its factors if ``gathering``, times ``weight`` to the sums.
+
+        ``weight`` is None for 1. Returns the loss of the micro-batch.
+        """
         if not gathering:
-            return self._function("add", self._build_add)(scale, *inputs)
+            return self._function("add", self._build_add)(scale, weight, *inputs)
         add = self._function("add_curvature", self._build_add_curvature)
         with self._open_ports():
-            return add(scale, *inputs)
+            return add(scale, weight, *inputs)
 
-    def finish(self, scale: Tensor | None) -> tuple[Tensor, Tensor]:
-        """As :meth:`plain`, from the sums over the micro-batches."""
-        return self._function("finish", self._build_finish)(scale)
+    def finish(self, scale: Tensor | None, share: Tensor, examples: Tensor) -> tuple[Tensor, Tensor]:
+        """As :meth:`plain`, from the sums over the micro-batches times ``share``, for so many ``examples``."""
+        return self._function("finish", self._build_finish)(scale, share, examples)
 
-    def finish_curvature(self, scale: Tensor | None) -> tuple[Tensor, ...]:
-        """As :meth:`curvature`, from the sums over the micro-batches."""
-        return self._function("finish_curvature", self._build_finish_curvature)(scale)
+    def finish_curvature(self, scale: Tensor | None, share: Tensor, examples: Tensor) -> tuple[Tensor, ...]:
+        """As :meth:`curvature`, from the sums over the micro-batches times ``share``, for so many ``examples``."""
+        return self._function("finish_curvature", self._build_finish_curvature)(scale, share, examples)
 
     def clear_sums(self) -> None:
         """Set the sums over the micro-batches to zero."""
@@ -203,7 +206,7 @@ class StepGraphs:
 
         def plain(scale, *inputs):
             loss, gradients, aux = differentiate(scale, *inputs)
-            loss, gradients = mean(loss, gradients, inputs)
+            loss, gradients = mean(loss, gradients, examples_of(inputs))
             inverse_scale = inverse(scale)
             (loss,) = down((loss,), inverse_scale)
             return update(loss, down(gradients, inverse_scale)) + aux
@@ -224,7 +227,7 @@ class StepGraphs:
 
         def curvature(scale, *inputs):
             loss, gradients, aux = differentiate(scale, *inputs)
-            loss, gradients = mean(loss, gradients, inputs)
+            loss, gradients = mean(loss, gradients, examples_of(inputs))
             inverse_scale = inverse(scale)
             (loss,), weights = down((loss,), inverse_scale), down(gradients[:count], inverse_scale)
             return checked(loss, weights, gradients[count:]) + aux
@@ -258,21 +261,21 @@ class StepGraphs:
         differentiate = self._differentiate(variables)
         adder, (_, inverse, down) = Adder(sums, self._sums.loss), scaling(self.scaled)
 
-        def add(scale, *inputs):
+        def add(scale, weight, *inputs):
             loss, gradients, aux = differentiate(scale, *inputs)
             (loss,) = down((loss,), inverse(scale))
-            return (in_one_thread(ops.depend(loss, adder(loss, gradients))),) + aux
+            return (in_one_thread(ops.depend(loss, adder(loss, gradients, weight))),) + aux
 
         return add
 
     def _build_finish(self) -> Compiled:
         sums, update = ScaledSums(list(self._sums.gradients), self._sums.loss, self.weights), self.update
         _, inverse, down = scaling(self.scaled)
-        share, mean = 1.0 / self._sums.accumulate, self._mean_over_ranks("plain", self.weights)
+        mean = self._mean_over_ranks("plain", self.weights)
 
-        def finish(scale):
+        def finish(scale, share, examples):
             loss, gradients = sums(share)
-            loss, gradients = mean(loss, gradients, ())
+            loss, gradients = mean(loss, gradients, examples)
             return update(loss, down(gradients, inverse(scale)))
 
         return finish
@@ -280,11 +283,11 @@ class StepGraphs:
     def _build_finish_curvature(self) -> Compiled:
         sums = ScaledSums(self._sums_in_graph(), self._sums.loss, self._variables())
         (_, inverse, down), count, checked = scaling(self.scaled), len(self.weights), checker()
-        share, mean = 1.0 / self._sums.accumulate, self._mean_over_ranks("curvature", self._variables())
+        mean = self._mean_over_ranks("curvature", self._variables())
 
-        def finish(scale):
+        def finish(scale, share, examples):
             loss, means = sums(share)
-            loss, means = mean(loss, means, ())
+            loss, means = mean(loss, means, examples)
             return checked(loss, down(means[:count], inverse(scale)), means[count:])
 
         return finish
@@ -344,18 +347,14 @@ class StepGraphs:
         return differentiate
 
     def _mean_over_ranks(self, kind: str, variables: Sequence[Parameter]) -> Compiled:
-        """``(loss, gradients, inputs)`` -> means of (loss, gradients) over ranks, weighted by their examples."""
+        """``(loss, gradients, examples)`` -> means of (loss, gradients) over ranks, weighted by their examples."""
         if self.ranks is None:
             return unreduced
         blocks = {id(f.blocks) for y in self.layers for f in (y.a, y.g)}
         shapes, symmetric = [v.shape for v in variables], [id(v) in blocks for v in variables]
         means = Means(shapes, symmetric, self.ranks.sharing.fusion)
         self.message_bytes[kind] = means.sums.bytes
-
-        def mean(loss, values, inputs):
-            return means(loss, values, inputs[0].shape[0] if len(inputs) > 0 else 1)
-
-        return mean
+        return means
 
 
 def _places(count: int, frozen: Sequence[int]) -> Iterator[int]:

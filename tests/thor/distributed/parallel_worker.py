@@ -75,8 +75,8 @@ def train(name, rank, ranks, steps=STEPS):
             losses.append(float(step(*batch(index, rank, ranks)).asnumpy()))
             refresh = max(refresh, step.messages.get("refresh", 0))
             continue
-        halves = [np.array_split(part.asnumpy(), 2) for part in batch(index % 8, rank, ranks)]
-        for x, y in zip(*halves, strict=True):
+        uneven = [np.split(part.asnumpy(), [max(1, len(part) // 3)]) for part in batch(index, rank, ranks)]
+        for x, y in zip(*uneven, strict=True):
             step(Tensor(x), Tensor(y))
     return optimizer, losses, values(net), step.messages | {"refresh": refresh}
 

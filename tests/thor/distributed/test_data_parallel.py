@@ -82,7 +82,7 @@ def test_four_processes_train_as_one(name, four, alone):
 
 
 def test_accumulated_micro_batches_are_averaged_over_the_ranks_once_a_step(two, alone):
-    """Equal weights for every micro-batch: the batches of this case divide."""
+    """Equal weights for every example, though micro-batches and shares of ranks have different sizes."""
     weights = alone("accumulated")[2]
     for rank in two[1]:
         for key, value in part(rank, "accumulated", "weights").items():

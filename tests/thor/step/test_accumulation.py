@@ -41,4 +41,25 @@ def test_sums_of_a_step_in_other_parts_are_dropped(tmp_path):
     (_, loaded), (_, other) = make(Mlp(), accumulate=2), make(Mlp(), accumulate=2)
     ms.load_param_into_net(loaded, ms.load_checkpoint(str(tmp_path / "step.ckpt")))
     assert losses(loaded, 4) == losses(other, 4)
-    assert int(loaded.micro_steps.asnumpy()[0]) == 2
+    assert int(loaded.micro_batches.micro_steps.asnumpy()[0]) == 2
+
+
+@pytest.mark.parametrize("jit", [True, False], ids=["jit", "eager"])
+@pytest.mark.parametrize("sizes", [(2, 10), (4, 1, 7), (6, 6)])
+def test_every_example_counts_alike_in_micro_batches_of_any_sizes(jit, sizes):
+    """Weights, loss and factors are those of one batch of all examples."""
+    whole, parts = Mlp(), Mlp()
+    optimizer, step = make(whole, jit=jit)
+    accumulating, micro_step = make(parts, jit=jit, accumulate=len(sizes))
+    for seed in range(3):
+        x, y = batch(sum(sizes), seed=seed)
+        loss = float(step(x, y).asnumpy())
+        edges = np.cumsum((0, *sizes))
+        for first, last in zip(edges, edges[1:], strict=False):
+            last_loss = float(micro_step(x[int(first) : int(last)], y[int(first) : int(last)]).asnumpy())
+        assert last_loss == pytest.approx(loss, rel=1e-5)
+    for name, value in values(whole).items():
+        np.testing.assert_allclose(values(parts)[name], value, rtol=1e-4, atol=1e-5, err_msg=name)
+    for name in ("layers.0", "layers.1"):
+        for one, other in zip(optimizer.factors(name), accumulating.factors(name), strict=True):
+            np.testing.assert_allclose(other, one, rtol=1e-4, atol=1e-5, err_msg=name)
