@@ -7,7 +7,7 @@ from typing import Any
 from mindspore import nn
 
 from first_order.cells import set_unregistered
-from first_order.checks import check_int
+from first_order.checks import check_int, number
 from thor.distributed.ranks import ranks_of_context
 from thor.optimizer_state import StepCounts
 from thor.settings import loss_scale as scales
@@ -21,10 +21,12 @@ class PlainOptimizer(nn.Cell):
         inner: the optimizer.
         loss_scale: number, :class:`thor.DynamicLossScale` or a ``mindspore.amp`` scaler.
         max_bad_steps: consecutive steps that are not finite, all skipped, after which training stops with an error.
+        clip_norm: limit of the norm of all gradients together; None for no limit.
     """
 
-    def __init__(self, net: nn.Cell, inner: nn.Optimizer, loss_scale: Any, max_bad_steps: int):
+    def __init__(self, net: nn.Cell, inner: nn.Optimizer, loss_scale: Any, max_bad_steps: int, clip_norm: float | None):
         super().__init__(auto_prefix=False)
+        self.clip_norm = None if clip_norm is None else number("clip_norm", clip_norm, 0.0, open_low=True)
         initial, self.scale_rule = scales.read(loss_scale)
         if inner.loss_scale != 1.0:
             raise ValueError(

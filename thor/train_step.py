@@ -37,6 +37,7 @@ from thor.step.graphs import Flags, StepGraphs
 from thor.step.micro_batches import MicroBatches
 from thor.step.moving_averages import MovingAverages
 from thor.step.update import PlainUpdate, Update, no_more_parameters
+from thor.step_control import step_control
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,7 @@ class TrainStep(nn.Cell):
         accumulate: number of micro-batches whose gradients (and factors) are averaged into one step.
         jit: compile the step, in GRAPH_MODE and in PYNATIVE_MODE. False runs it operator by operator, for debugging.
         loss_scale, max_bad_steps: as those of THOR, for an ``nn.Optimizer``; THOR has its own.
+        clip_norm: for an ``nn.Optimizer``, limit of the norm of all gradients together; None for no limit.
     """
 
     control: THOR | PlainOptimizer
@@ -87,6 +89,7 @@ class TrainStep(nn.Cell):
     def __init__(
         self, net: nn.Cell, loss_fn: Callable[..., Any] | None, optimizer: nn.Cell, *, has_aux: bool = False,
         accumulate: int = 1, jit: bool = True, loss_scale: Any = None, max_bad_steps: int | None = None,
+        clip_norm: float | None = None,
     ) -> None:  # fmt: skip
         super().__init__(auto_prefix=False)
         if not isinstance(net, nn.Cell):
@@ -94,7 +97,7 @@ class TrainStep(nn.Cell):
         if loss_fn is not None and not callable(loss_fn):
             raise TypeError(f"loss_fn must be callable or None, but got {loss_fn!r}")
         self.accumulate = check_int("accumulate", accumulate, 1)
-        control = _control(net, optimizer, loss_scale, max_bad_steps)
+        control = step_control(net, optimizer, loss_scale, max_bad_steps, clip_norm)
         self.network, self.optimizer = net, optimizer
         if isinstance(control, PlainOptimizer):
             self.own_state = control.own_state  # THOR has its state as a child of its own
@@ -225,9 +228,9 @@ class TrainStep(nn.Cell):
         if finite is False:
             self._moving.mend()
         if failed:
-            state, ranks = self.control.own_state, self.control.ranks
+            state, ranks, damped = self.control.own_state, self.control.ranks, isinstance(self.control, THOR)
             where = where or likely_cause(self.step_graphs.scaled, self.accumulate > 1, ranks is not None)
-            raise FloatingPointError(stop_message(state.step, read(state.bad_steps), where))
+            raise FloatingPointError(stop_message(state.step, read(state.bad_steps), where, damped))
 
     @contextmanager
     def _clear_errors(self, inputs: tuple[Any, ...]) -> Iterator[None]:
@@ -362,30 +365,10 @@ class TrainStep(nn.Cell):
         graphs.follow(self._flags())
 
 
-def _control(net: nn.Cell, optimizer: Any, loss_scale: Any, max_bad_steps: int | None) -> THOR | PlainOptimizer:
-    """What decides for the optimizer: a THOR itself, or a :class:`PlainOptimizer` around any other one."""
-    if isinstance(optimizer, THOR):
-        if optimizer.network is not net:
-            raise ValueError("optimizer was made for another network: build THOR(net, ...) and TrainStep on one object")
-        for name, value in (("loss_scale", loss_scale), ("max_bad_steps", max_bad_steps)):
-            if value is not None:
-                raise ValueError(f"{name} is THOR's own setting: give it to THOR({name}={value!r}), not to TrainStep")
-        return optimizer
-    if not isinstance(optimizer, nn.Optimizer):
-        raise TypeError(
-            f"optimizer must be a thor.THOR or an nn.Optimizer, but got {type(optimizer).__name__}"
-            + (": optimizers of mindspore.mint and mindspore.experimental are none, take first_order's or nn's"
-               if hasattr(optimizer, "param_groups") else "")
-        )  # fmt: skip
-    return PlainOptimizer(
-        net, optimizer, 1.0 if loss_scale is None else loss_scale, 10 if max_bad_steps is None else max_bad_steps
-    )
-
-
 def _update(control: THOR | PlainOptimizer) -> Update | PlainUpdate:
     """What moves the weights."""
     if isinstance(control, PlainOptimizer):
-        return PlainUpdate(control.inner)
+        return PlainUpdate(control.inner, control.clip_norm)
     options = control.options
     layers, decays = control.captured, control.decays
     return Update(control.inner, layers, options.clip, decays, options.clip_each, control.ranks)

@@ -41,7 +41,8 @@ from models.resnet_cifar import resnet8, resnet20
 from scripts.common.arguments import count, file_to_write
 from scripts.common.atomic_write import write_results
 from scripts.common.memory_use import peak_memory as own_peak
-from thor.distributed.reduce import mean_over_ranks
+from thor.distributed.ranks import Sharing
+from thor.distributed.reduce import Means, unreduced
 from thor.runtime.parameters import write
 from thor.settings.gathering import default_factor_interval
 from thor.step.finite_check import summary_of_all
@@ -102,7 +103,9 @@ def first_order_step(
         ranks: Ranks of the job.
     """
     optimizer = optimizer or nn.Momentum(net.trainable_params(), 1e-5, 0.9)
-    mean, summarize = mean_over_ranks(ranks, [weight.shape for weight in optimizer.parameters]), summary_of_all()
+    shapes = [weight.shape for weight in optimizer.parameters]
+    mean = unreduced if ranks == 1 else Means(shapes, [False] * len(shapes), Sharing().fusion)
+    summarize = summary_of_all()
 
     def forward(*inputs):
         return loss_fn(net(*inputs[:-1]), inputs[-1])
@@ -111,7 +114,7 @@ def first_order_step(
 
     def step(*inputs):
         loss, gradients = differentiate(*inputs)
-        gradients = mean(gradients)
+        loss, gradients = mean(loss, gradients, 1)
         if ops.isfinite(loss + summarize(gradients)):
             loss = ops.depend(loss, optimizer(gradients))
         return loss

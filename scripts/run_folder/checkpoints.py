@@ -23,6 +23,7 @@ from scripts.common.atomic_write import write_atomically
 from scripts.common.errors import reporting_write_errors
 from scripts.run_folder.progress_record import Position, describe, read_position
 from thor import THOR
+from thor.optimizer_state import StepCounts
 from thor.runtime.errors import UserError
 
 CHECKPOINT_SUFFIXES = (".ckpt", ".json")
@@ -194,12 +195,26 @@ def _load(path: Path, cells: tuple[nn.Cell, ...]) -> None:
     Tables of learning rates keep their values: these follow from the settings, of which the number of epochs, and with
     it the length of a table, may have changed.
     """
-    tensors = read_tensors(path) | {table.name: table for cell in cells for table in _rate_tables(cell)}
+    stored = read_tensors(path)
+    tensors = _counts(stored, cells) | stored | {table.name: table for cell in cells for table in _rate_tables(cell)}
     missing: set[str] = set()
     for cell in cells[1:] + cells[:1]:  # optimizer first: thor.THOR refuses a wrong checkpoint before weights change
         missing |= set(_load_into(path, cell, tensors))
     if missing:
         raise UserError(f"{path}: belongs to another network or optimizer, it lacks {_first_names(sorted(missing))}")
+
+
+def _counts(stored: dict[str, Parameter], cells: tuple[nn.Cell, ...]) -> dict[str, Parameter]:
+    """Counts of steps and the loss scale for a checkpoint that a first-order optimizer of version 0.1.0 has left.
+
+    They are the present ones of the cells, and a dynamic scale is the stored one.
+    """
+    own = [p for cell in cells if type(cell) is StepCounts for p in cell.get_parameters()]
+    counts = {p.name: Parameter(Tensor(p.asnumpy().copy()), name=p.name) for p in own}
+    for name, earlier in (("thor.loss_scale", "loss_scale.scale"), ("thor.good_steps", "loss_scale.good_steps")):
+        if earlier in stored:
+            counts[name] = Parameter(Tensor(stored[earlier].asnumpy().reshape(1)), name=name)
+    return counts
 
 
 def _rate_tables(cell: nn.Cell) -> list[Parameter]:

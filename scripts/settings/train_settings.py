@@ -359,8 +359,6 @@ class TrainSettings(Settings):
             raise ValueError("clip_norm is for first-order optimizers; with thor use thor.clip, the bound on its step")
         if self.reconstructs and self.label_smoothing:
             raise ValueError(f"label_smoothing belongs to loss = cross_entropy, and loss is {self.loss}; leave it out")
-        if self.loss_scale == "dynamic" and self.accumulation > 1 and self.optimizer != "thor":
-            raise ValueError("loss_scale = dynamic with accumulation > 1 needs the optimizer thor; give a fixed one")
         if self.batch_size % self.data.ranks:
             raise ValueError(
                 f"batch_size = {self.batch_size} must be a multiple of the number of processes, {self.data.ranks}: "

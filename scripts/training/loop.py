@@ -222,7 +222,7 @@ def _epoch(run: Run, recorder: Recorder, display: ProgressDisplay, interrupt: In
         loss, asked = run.ranks.agree(loss, interrupt.requested or run.heart.orphaned)
         seconds = time.perf_counter() - begin
         run.phases.add(phase, seconds, run.stepper.compilations() > compiled)
-        run.position = advanced(run.position, loss, seconds)
+        run.position = advanced(run.position, loss, seconds, settings.accumulation)
         step, whole = run.position.step, run.position.step % settings.accumulation == 0
         if run.average and whole:
             with run.phases.measure("average"):

@@ -7,19 +7,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import mindspore as ms
-import numpy as np
-from mindspore import Tensor, nn
+from mindspore import nn
 
 from scripts.settings.train_settings import THOR_KEYS_FOR_ADAM, ThorSettings, TrainSettings
-from scripts.training.first_order_step import FirstOrderStep
 from scripts.training.schedules import schedule_function
 from thor.distributed.placement import Grid
 from thor.runtime.errors import UserError
 
 if TYPE_CHECKING:
-    from thor import BlockPlan
-
-Step = Callable[..., Tensor]
+    from thor import BlockPlan, TrainStep
 
 
 def _step_phase() -> str:
@@ -33,21 +29,23 @@ class Stepper:
 
     Attributes:
         optimizer: The optimizer; its Parameters are part of a checkpoint.
-        step: Function of a batch that updates the weights and returns the loss.
+        step: `thor.TrainStep`: a function of a batch that updates the weights and returns the loss.
         history: Refresh decisions of thor.THOR so far; empty for other optimizers.
         phase: Kind of the next step: plain, curvature or refresh for thor.THOR, otherwise step.
-        compilations: A number that rises with each function that is compiled, except a first-order step's first.
         inverse_seconds: Seconds of each rank for inverses, at the last refresh that thor.THOR shared among ranks.
         state: Further cells whose Parameters are part of a checkpoint.
     """
 
     optimizer: nn.Cell
-    step: Step
+    step: TrainStep
     history: Callable[[], list[Any]] = list
     phase: Callable[[], str] = _step_phase
-    compilations: Callable[[], int] = int
     inverse_seconds: Callable[[], list[float]] = list
     state: tuple[nn.Cell, ...] = ()
+
+    def compilations(self) -> int:
+        """Number of functions that were compiled so far."""
+        return self.step.graphs
 
 
 def _sharing(settings: TrainSettings) -> Any:
@@ -67,28 +65,6 @@ def _sharing(settings: TrainSettings) -> Any:
             "give the path of its profile"
         )
     return None
-
-
-class MicroBatchLosses:
-    """A step that returns the loss of each micro-batch, as first-order steps do.
-
-    thor.TrainStep returns the mean over all micro-batches at the last one of an update; the last loss is computed back
-    from it.
-    """
-
-    def __init__(self, step: Step, parts: int) -> None:
-        self._step, self._parts = step, parts
-        self._losses: list[float] = []
-
-    def __call__(self, *batch: Tensor) -> Tensor:
-        """Run one micro-batch and return its loss."""
-        loss = self._step(*batch)
-        self._losses.append(float(loss.asnumpy()))
-        if len(self._losses) < self._parts:
-            return loss
-        mean, others = self._losses.pop(), sum(self._losses)
-        self._losses.clear()
-        return Tensor(np.float32(self._parts * mean - others))
 
 
 def build_stepper(
@@ -135,23 +111,31 @@ def _thor(
         factor_interval=own.factor_interval,
         factor_share=own.factor_share,
         factor_decay=own.factor_decay,
-        loss_scale=thor.DynamicLossScale() if settings.loss_scale == "dynamic" else settings.loss_scale,
+        loss_scale=_loss_scale(settings),
         clip=own.clip,
         skip=tuple(own.skip),
         norms=own.norms,
         clip_each=own.clip_each,
         sharing=sharing,
     )
-    jit = settings.mode == "graph"
-    step = thor.TrainStep(network, loss, optimizer, accumulate=settings.accumulation, jit=jit)
+    step = thor.TrainStep(network, loss, optimizer, **_how_to_step(settings))
 
     def inverse_seconds() -> list[float]:
         return [] if optimizer.exchange is None else [round(float(s), 5) for s in optimizer.exchange.seconds]
 
-    one = step if settings.accumulation == 1 else MicroBatchLosses(step, settings.accumulation)
-    return Stepper(
-        optimizer, one, lambda: optimizer.history, lambda: optimizer.phase, lambda: step.graphs, inverse_seconds
-    )
+    return Stepper(optimizer, step, lambda: optimizer.history, lambda: optimizer.phase, inverse_seconds)
+
+
+def _loss_scale(settings: TrainSettings) -> Any:
+    """The loss scale: a number, or the rule of a dynamic one."""
+    import thor
+
+    return thor.DynamicLossScale() if settings.loss_scale == "dynamic" else settings.loss_scale
+
+
+def _how_to_step(settings: TrainSettings) -> dict[str, Any]:
+    """Arguments of thor.TrainStep that are the same for every optimizer."""
+    return {"accumulate": settings.accumulation, "jit": settings.mode == "graph"}
 
 
 def decay_groups(network: nn.Cell, settings: TrainSettings, decay: float) -> Any:
@@ -205,11 +189,20 @@ def _interval(own: ThorSettings) -> Any:
 
 
 def _first_order(settings: TrainSettings, network: nn.Cell, loss: nn.Cell, steps_per_epoch: int) -> Stepper:
-    """Build an optimizer of first_order and its compiled step."""
+    """Build an optimizer of first_order and thor.TrainStep."""
+    import thor
+
     own = getattr(settings, settings.optimizer)
     optimizer = _optimizer(settings.optimizer, own, settings, network, steps_per_epoch / settings.accumulation)
-    step = FirstOrderStep(network, loss, optimizer, settings)
-    return Stepper(optimizer, step, compilations=lambda: step.flushed, state=(step.state,))
+    step = thor.TrainStep(
+        network,
+        loss,
+        optimizer,
+        loss_scale=_loss_scale(settings),
+        clip_norm=settings.clip_norm,
+        **_how_to_step(settings),
+    )
+    return Stepper(optimizer, step, state=(step.own_state,))
 
 
 def _optimizer(

@@ -86,16 +86,21 @@ def due(step: int, every: int, accumulation: int) -> bool:
     return every > 0 and step // every > (step - accumulation) // every
 
 
-def advanced(position: Position, loss: float, seconds: float) -> Position:
-    """The position after one more step. The loss of a skipped step (dynamic loss scale) may not be finite."""
+def advanced(position: Position, loss: float, seconds: float, accumulation: int) -> Position:
+    """The position after one more step.
+
+    The loss of an update's last step is the mean over the update; it stands for all its steps. The loss of a skipped
+    update may not be finite.
+    """
     finite = math.isfinite(loss)
+    of_update = accumulation if (position.step + 1) % accumulation == 0 else 0
     return replace(
         position,
         step=position.step + 1,
         step_in_epoch=position.step_in_epoch + 1,
         seconds=position.seconds + seconds,
-        loss_sum=position.loss_sum + (loss if finite else 0.0),
-        not_finite=position.not_finite + (not finite),
+        loss_sum=position.loss_sum + (of_update * loss if finite else 0.0),
+        not_finite=position.not_finite + (0 if finite else of_update),
     )
 
 

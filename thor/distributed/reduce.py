@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
 
 from thor.distributed.packing import runs, triangle
-from thor.distributed.ranks import Sharing
 from thor.runtime.graph_ops import entries_of, over
 
 
@@ -107,33 +105,3 @@ class Means(nn.Cell):
 def unreduced(loss, values, examples):
     """The loss and the tensors of a single process, where no mean has to be taken."""
     return loss, values
-
-
-#: A function from tensors to their means over the ranks.
-Across = Callable[[tuple[Tensor, ...]], tuple[Any, ...]]
-
-
-def mean_over_ranks(count: int, shapes: Sequence[tuple[int, ...]]) -> Across:
-    """A function from tensors of the given shapes to their element-wise means over all ``count`` ranks.
-
-    It must be made after MindSpore's ``init()``. Small tensors share a message, because on a CPU each AllReduce has a
-    fixed cost that exceeds that of its data. nn.DistributedGradReducer sends one message for each tensor.
-    """
-    if count == 1:
-        return _identity
-    sums, share = Sums(shapes, [False] * len(shapes), Sharing().fusion, None), 1.0 / count
-
-    def mean(tensors: tuple[Tensor, ...]) -> tuple[Any, ...]:
-        return over(_typed, sums(tensors, share), tensors)
-
-    return mean
-
-
-def _typed(value: Tensor, model: Tensor) -> Tensor:
-    """``value`` in the type of ``model``."""
-    return value.astype(model.dtype)
-
-
-def _identity(tensors: tuple[Tensor, ...]) -> tuple[Any, ...]:
-    """The tensors of a single process, which are their own means."""
-    return tensors

@@ -83,9 +83,10 @@ def likely_cause(scaled: bool, accumulated: bool, ranks: bool) -> str:
     return "loss and gradients are finite, the directions that stale inverses make of them are not"
 
 
-def stop_message(step: int, in_a_row: int, where: str) -> str:
-    """The error message that tells why training stopped, and what to do."""
+def stop_message(step: int, in_a_row: int, where: str, damped: bool) -> str:
+    """The error message that tells why training stopped, and what to do; ``damped`` if the optimizer has a damping."""
+    cures = ["lower the learning rate", *(["raise damping"] if damped else []), "or check the data"]
     return (
         f"{in_a_row} steps in a row were not finite, all skipped, training stopped at step {step}: "
-        f"{where}. Lower the learning rate, raise damping, or check the data"
+        f"{where}. {', '.join(cures).capitalize()}"
     )

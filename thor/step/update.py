@@ -200,12 +200,14 @@ class Update(nn.Cell):
 class PlainUpdate(nn.Cell):
     """Let an optimizer move the weights by their gradients; nothing moves if loss or gradients are not finite.
 
-    Weights whose index is in ``frozen`` do not move.
+    With ``clip_norm``, the gradients are first scaled so that the norm of all of them together is at most that. Weights
+    whose index is in ``frozen`` do not move.
     """
 
-    def __init__(self, inner: nn.Optimizer):
+    def __init__(self, inner: nn.Optimizer, clip_norm: float | None = None):
         super().__init__(auto_prefix=False)
         self.inner, self.weights = inner, inner.parameters
+        self.clip_norm = 0.0 if clip_norm is None else float(clip_norm)
         self.frozen: tuple[int, ...] = ()
         self.across = None  # no rank hands another one directions
         self.summary = summary_of_all()
@@ -213,6 +215,9 @@ class PlainUpdate(nn.Cell):
     def construct(self, loss, gradients):
         """(loss, whether the step was finite and done), for unscaled gradients in the optimizer's order."""
         finite = ops.isfinite(_cast(loss, ms.float32) + self.summary(gradients))
+        if self.clip_norm > 0:
+            norm = ops.sqrt(ops.addn(over(dot, gradients, gradients)))
+            gradients = over(ops.partial(times, ops.minimum(self.clip_norm / (norm + 1e-12), 1.0)), gradients)
         if finite:
             frozen = over(self._copy, self.frozen) if self.frozen else ()
             loss = ops.depend(loss, self.inner(gradients))

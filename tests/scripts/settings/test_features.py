@@ -14,7 +14,6 @@ from scripts.run_folder.checkpoints import choose, load_network
 from scripts.run_folder.metrics_recorder import read_metrics
 from scripts.run_folder.progress_record import Position
 from scripts.settings.yaml_config import validate
-from scripts.training.first_order_step import FirstOrderStep, LossScale
 from scripts.training.loop import train
 from scripts.training.networks import build_network
 from scripts.training.optimizers import build_stepper, decay_groups
@@ -23,7 +22,6 @@ from scripts.training.weight_average import WeightAverage
 from tests.scripts.training.test_loop import interrupt_at, last_tensors, quiet, without_times
 from tests.support.tiny_runs import tiny_settings
 from thor.runtime.errors import UserError
-from thor.settings.loss_scale import DynamicLossScale
 
 
 def test_average_follows_its_formula_and_swaps_in_place():
@@ -108,8 +106,15 @@ def test_an_end_that_is_asked_for_does_not_wait_for_an_evaluation_which_the_cont
 def test_the_mean_loss_of_an_epoch_is_of_the_steps_that_have_one():
     position = Position()
     for loss in (1.0, math.nan, 3.0):
-        position = advanced(position, loss, 0.1)
+        position = advanced(position, loss, 0.1, 1)
     assert (position.loss_sum, position.step_in_epoch, position.not_finite) == (4.0, 3, 1)
+
+
+def test_the_loss_of_an_update_stands_for_all_its_steps():
+    position = Position()
+    for loss in (1.0, 2.0, 7.0, math.nan, 5.0, 3.0):
+        position = advanced(position, loss, 0.1, 2)
+    assert (position.loss_sum, position.step_in_epoch, position.not_finite) == (2 * 2.0 + 2 * 3.0, 6, 2)
 
 
 def test_weight_decay_leaves_out_one_dimension(tmp_path):
@@ -220,11 +225,12 @@ def _seeded(settings):
     return settings
 
 
-def step_of(settings, limit_gradient=1.0):
+def step_of(net=None, **settings):
     """(weight, one step) of a linear layer under plain gradient descent: w <- w - gradient."""
-    net = nn.Dense(2, 1, weight_init="zeros", has_bias=False)
-    optimizer = nn.Momentum(net.trainable_params(), 1.0, 0.0)
-    return net.weight, FirstOrderStep(net, nn.MSELoss(), optimizer, settings)
+    net = net or nn.Dense(2, 1, weight_init="zeros", has_bias=False)
+    descent = {"momentum": {"learning_rate": 1.0, "momentum": 0.0, "schedule": "constant"}}
+    stepper = build_stepper(validate({"optimizer": "momentum", **descent, **settings}), net, nn.MSELoss(), 10)
+    return net.trainable_params()[0], stepper.step
 
 
 def batch(size):
@@ -233,38 +239,35 @@ def batch(size):
 
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_clipping_bounds_the_norm_of_an_update(accumulation):
-    weight, step = step_of(validate({"optimizer": "momentum", "clip_norm": 0.5, "accumulation": accumulation}))
+    weight, step = step_of(clip_norm=0.5, accumulation=accumulation)
     for _ in range(accumulation):
         step(*batch(3.0))
     assert np.linalg.norm(weight.asnumpy()) == pytest.approx(0.5)
-    free, step = step_of(validate({"optimizer": "momentum", "clip_norm": 1e6}))
+    free, step = step_of(clip_norm=1e6)
     step(*batch(3.0))
     assert np.linalg.norm(free.asnumpy()) == pytest.approx(18.0)
 
 
-def test_dynamic_loss_scale_skips_an_overflow_and_moves():
-    weight, step = step_of(validate({"optimizer": "momentum", "loss_scale": "dynamic"}))
-    step(*batch(1e17))  # the gradient 2e34 times 2^16 is above float32
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_dynamic_loss_scale_skips_an_overflow_and_moves(accumulation):
+    weight, step = step_of(loss_scale="dynamic", accumulation=accumulation)
+    for size in (1.0, 1e17)[-accumulation:]:  # the gradient 2e34 times 2^16 is above float32
+        step(*batch(size))
     assert np.array_equal(weight.asnumpy(), [[0.0, 0.0]])
-    assert step.state.value == 2.0**15
-    step(*batch(1.0))
+    assert step.own_state.loss_scale == 2.0**15
+    for _ in range(accumulation):
+        step(*batch(1.0))
     assert weight.asnumpy()[0, 0] == pytest.approx(-2.0)
-    rule = LossScale(DynamicLossScale(initial=2.0, window=2, minimum=1.0))
-    moves = []
-    for finite in (True, True, False, False, False):
-        moves.append((rule.after(finite), rule.value))
-    assert moves == [(True, 2.0), (True, 4.0), (True, 2.0), (True, 1.0), (False, 1.0)]
 
 
 def test_an_overflow_does_not_stay_in_moving_averages():
     net = nn.SequentialCell(nn.BatchNorm1d(2), nn.Dense(2, 1))
     net.set_train()
-    optimizer = nn.Momentum(net.trainable_params(), 0.1, 0.0)
-    step = FirstOrderStep(net, nn.MSELoss(), optimizer, validate({"optimizer": "momentum", "loss_scale": "dynamic"}))
+    _, step = step_of(net, loss_scale="dynamic")
     inputs, targets = np.array([[1.0, 2.0], [3.0, 5.0]], np.float32), ms.Tensor(np.ones((2, 1), np.float32))
     step(ms.Tensor(inputs), targets)
     step(ms.Tensor(np.full_like(inputs, np.inf)), targets)
-    assert step.state.value == 2.0**15
+    assert step.own_state.loss_scale == 2.0**15
     found = [net[0].moving_mean.asnumpy().copy(), net[0].moving_variance.asnumpy()]
     assert np.isfinite(found).all(), "what they were some steps ago"
     step(ms.Tensor(inputs), targets)
@@ -290,10 +293,6 @@ def test_mixed_precision_trains_with_a_dynamic_loss_scale(tmp_path, level, optim
         ({"loss_scale": 0.5}, "loss_scale = 0.5: must be a number >= 1, or dynamic"),
         ({"loss_scale": "often"}, "loss_scale = 'often': must be a number >= 1, or dynamic"),
         ({"clip_norm": 1.0}, "clip_norm is for first-order optimizers; with thor use thor.clip"),
-        (
-            {"loss_scale": "dynamic", "accumulation": 2, "optimizer": "adam"},
-            "loss_scale = dynamic with accumulation > 1 needs the optimizer thor; give a fixed one",
-        ),
         ({"amp": "O1"}, "amp = 'O1': must be 'O0', 'O2' or 'O3'"),
         ({"ema": 1.0}, "ema = 1.0: must be less than 1"),
         ({"thor": {"inner": "sgd"}}, "thor.inner = 'sgd': must be 'momentum' or 'adam'"),

@@ -10,7 +10,6 @@ from scripts.data import imagenet_samples
 from scripts.data.factory import open_feeds
 from scripts.run_folder.metrics_recorder import read_metrics
 from scripts.settings.yaml_config import validate
-from scripts.training.first_order_step import FirstOrderStep
 from scripts.training.loop import train
 from scripts.training.networks import build_loss, build_network
 from scripts.training.optimizers import build_stepper
@@ -113,9 +112,9 @@ def test_label_smoothing_is_a_share_of_each_target_for_all_classes():
 @pytest.mark.parametrize(("scale", "survives"), [(1.0, False), (2.0**12, True)])
 def test_a_fixed_loss_scale_saves_what_float16_does_not_hold(scale, survives):
     network = nn.Dense(1, 1, weight_init="zeros", has_bias=False).to_float(ms.float16)
-    optimizer = nn.Momentum(network.trainable_params(), 1.0, 0.0)
-    settings = validate({"optimizer": "momentum", "loss_scale": scale, "mode": "pynative"})
-    step = FirstOrderStep(network, weighted, optimizer, settings)
+    descent = {"momentum": {"learning_rate": 1.0, "momentum": 0.0, "schedule": "constant"}}
+    settings = validate({"optimizer": "momentum", "loss_scale": scale, "mode": "pynative", **descent})
+    step = build_stepper(settings, network, weighted, 10).step
     step(ms.Tensor([[1.0]], ms.float32), ms.Tensor([[1e-8]], ms.float32))
     assert (network.weight.asnumpy().item() != 0) == survives
     if survives:
