@@ -39,6 +39,15 @@ class CompiledFunction:
                 clear_failed_call()
                 raise
 
+    @property
+    def graphs(self) -> int:
+        """Number of graphs: one for each combination of shapes and types, or one for all lengths."""
+        return len(self._cell.compile_cache)
+
+    def set_inputs(self, *tensors: Any) -> None:
+        """Compile once for all lengths of the axes that are None in the shapes of these Tensors."""
+        self._cell.set_inputs(*tensors)
+
     def release(self) -> None:
         """Free the compiled graphs; the next call compiles again."""
         _free(self._cell)

@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from thor.callbacks import TellOptimizer
     from thor.capture.attach import detach
     from thor.curvature.trace_rule import Decision, RefreshRecord, TraceRule
     from thor.distributed.ranks import Sharing
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "THOR", "BlockPlan", "Decision", "DynamicLossScale", "ExponentialDamping", "GrowingInterval", "LayerRecord",
-    "PolynomialRate", "RefreshRecord", "Sharing", "TraceRule", "TrainStep", "detach", "device", "schedules",
-    "value_and_grad",
+    "PolynomialRate", "RefreshRecord", "Sharing", "TellOptimizer", "TraceRule", "TrainStep", "detach", "device",
+    "schedules", "value_and_grad",
 ]  # fmt: skip
 
 _MODULES = {"device": "thor.runtime.device", "schedules": "thor.settings.schedules"}
@@ -41,6 +42,7 @@ _MODULE_OF = {
     "RefreshRecord": "thor.curvature.trace_rule",
     "Sharing": "thor.distributed.ranks",
     "THOR": "thor.optimizer",
+    "TellOptimizer": "thor.callbacks",
     "TraceRule": "thor.curvature.trace_rule",
     "TrainStep": "thor.train_step",
     "detach": "thor.capture.attach",

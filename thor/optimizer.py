@@ -37,7 +37,7 @@ logger = logging.getLogger("thor")
 DEFAULT_RULE = TraceRule()
 
 
-class THOR(nn.Cell):
+class THOR(nn.Optimizer):
     r"""Second-order optimizer: Kronecker-factored natural gradient per layer, refreshed by the trace rule.
 
     The gradient of each captured layer is preconditioned, :math:`(G + gI)^{-1}\, dW\, (A + aI)^{-1}`, and handed to a
@@ -88,7 +88,7 @@ class THOR(nn.Cell):
         params: Any = None, weight_decay_mode: str = "coupled", inverse: str | None = None, max_bad_steps: int = 10,
         norms: bool = False, clip_each: float | None = None, sharing: Sharing | None = None, factor_share: float = 1.0,
     ) -> None:  # fmt: skip
-        super().__init__(auto_prefix=False)
+        nn.Cell.__init__(self, auto_prefix=False)  # the weights and their moments are those of `inner`
         if not isinstance(net, nn.Cell):
             raise TypeError(f"net must be an nn.Cell, but got {net!r} of type {type(net).__name__}")
         self.options = read_options(
@@ -117,6 +117,7 @@ class THOR(nn.Cell):
         self._capture(targets, inverter, initial_scale)
         self.inner = moving
         self._move: Callable[[tuple[Tensor, ...]], Tensor] | None = None
+        self._written: np.float32 | None = None  # the learning rate that the host wrote last
 
     # -- construction --------------------------------------------------------------------------------------------
 
@@ -134,8 +135,9 @@ class THOR(nn.Cell):
 
     def _targets(self) -> list[Target]:
         """Every layer that can be captured and whose weights are optimized."""
-        targets, self._left_out = find_targets(self.network, self.options.skip, self.options.norms)
-        chosen, others = keep_optimized(targets, {id(weight) for weight in self.weights})
+        optimized = {id(weight) for weight in self.weights}
+        targets, self._left_out = find_targets(self.network, self.options.skip, self.options.norms, optimized)
+        chosen, others = keep_optimized(targets, optimized)
         self._left_out += others
         if not chosen:
             why = "; ".join(f"{x.name} ({x.type}): {x.reason}" for x in self._left_out[:5]) or "it has no weights"
@@ -177,7 +179,8 @@ class THOR(nn.Cell):
         with left_as_found(self.network):
             detach(self.network)
             names = {layer.name for layer in self.captured}
-            others = [f"^{re.escape(t.name)}$" for t in find_targets(self.network)[0] if t.name not in names]
+            found = find_targets(self.network, optimized={id(weight) for weight in self.weights})[0]
+            others = [f"^{re.escape(t.name)}$" for t in found if t.name not in names]
             profile = auto.profile_for_training(
                 self.network, loss_fn, inputs, self._profile_path, others, inverter.method
             )
@@ -336,10 +339,21 @@ class THOR(nn.Cell):
 
     def set_learning_rate(self) -> None:
         """Write this step's learning rate into the inner optimizer, if the host computes the rate."""
-        if self.rate is not None:
-            value = np.float32(self.rate(self.step))
-            if self.inner.learning_rate.asnumpy() != value:
-                ops.assign(self.inner.learning_rate, Tensor(value))
+        if self.rate is None:
+            return
+        value, present = np.float32(self.rate(self.step)), self.inner.learning_rate.asnumpy()
+        if self._written is not None and present != self._written:
+            raise ValueError(
+                f"learning_rate is a function of the step, {self._written:g} at the last one, and something else, as a "
+                f"callback, has set it to {present:g}: give THOR a number as learning_rate, or leave the callback out"
+            )
+        if present != value:
+            ops.assign(self.inner.learning_rate, Tensor(value))
+        self._written = value
+
+    def state_was_loaded(self) -> None:
+        """Note that the inner optimizer's learning rate may be a loaded one."""
+        self._written = None
 
     def refresh(self, indices: list[int]) -> int:
         """Make one candidate refresh of these layers, and return the bytes that this rank sent for it.

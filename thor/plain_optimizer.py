@@ -43,6 +43,9 @@ class PlainOptimizer(nn.Cell):
         """True if the loss is, or will be, scaled."""
         return self.scale_rule is not None or self.own_state.loss_scale != 1.0
 
+    def state_was_loaded(self) -> None:
+        """Nothing depends on it here."""
+
     def finished(self, finite: bool) -> bool:
         """Count the step and adjust the loss scale; returns True if ``max_bad_steps`` in a row were not finite."""
         return self.own_state.finished(finite, self.scale_rule, self.max_bad_steps)

@@ -21,7 +21,7 @@ from first_order.cells import set_unregistered
 from first_order.checks import check_int, flag
 from first_order.compiled import clear_failed_call
 from first_order.storage_watch import StorageWatch
-from thor.distributed.agreement import same_everywhere
+from thor.distributed.agreement import same_everywhere, same_values
 from thor.distributed.ranks import copy_first
 from thor.optimizer import THOR
 from thor.plain_optimizer import PlainOptimizer
@@ -33,7 +33,7 @@ from thor.shared_settings import shared_settings
 from thor.step.accumulation import Accumulators
 from thor.step.diagnose import first_bad_layer, likely_cause, stop_message
 from thor.step.forward import Forward, examples_of
-from thor.step.graphs import Flags, StepGraphs
+from thor.step.graphs import StepGraphs
 from thor.step.micro_batches import MicroBatches
 from thor.step.moving_averages import MovingAverages
 from thor.step.update import PlainUpdate, Update, no_more_parameters
@@ -106,6 +106,7 @@ class TrainStep(nn.Cell):
         self.jit = bool(jit)
         device.allow_deep_graphs()
         self._moving = MovingAverages(net)
+        self._lengths: tuple[Any, ...] | None = None
         self._bound = False
         if not self._chooses_blocks:  # the first step binds, once it has chosen the block size
             self._bind()
@@ -134,7 +135,10 @@ class TrainStep(nn.Cell):
             self.micro_batches = MicroBatches(self.accumulate)
             self.sums, self.factor_sums, self.loss_sum = sums.gradients, sums.statistics, sums.loss
         self.update: Update | PlainUpdate = _update(control)
-        self.step_graphs = StepGraphs(self.forward_pass, layers, self.update, ranks=ranks, sums=sums, jit=self.jit)
+        self.step_graphs = StepGraphs(
+            self.forward_pass, layers, self.update, ranks=ranks, sums=sums, jit=self.jit, step=self._steps_done
+        )
+        self.step_graphs.lengths = self._lengths
         curvature = control.own_state.curvature if isinstance(control, THOR) else ()
         state = [*self.network.get_parameters(), *others, *curvature, *control.inner.get_parameters()]
         self._state_watch = StorageWatch(state)  # covers everything that graphs read and write
@@ -145,7 +149,6 @@ class TrainStep(nn.Cell):
         optimized = {id(weight) for weight in control.inner.parameters}
         unknown = (p for p in self.network.get_parameters() if id(p) not in optimized)
         self._not_optimized = [p for p in unknown if not p.requires_grad]
-        self._flagged_cells = self.forward_pass.cells()
         self._rates = count_rates(control.inner)
         self._bound = True
 
@@ -172,6 +175,17 @@ class TrainStep(nn.Cell):
         each = 0 if across is None else across.bytes
         sent = {kind: count + each for kind, count in self.step_graphs.message_bytes.items()}
         return sent | ({} if ranks is None else {"refresh": self._sent_by_refresh})
+
+    def set_inputs(self, *inputs: Any, **named: Any) -> None:
+        """Compile plain steps once for all lengths of the axes that are None in the shapes of these Tensors.
+
+        A curvature step is compiled anew for each shape, since the formulas of the factors need all lengths; so is a
+        micro-batch.
+        """
+        self._lengths = self.forward_pass.bind(inputs, named)
+        if self._bound:
+            self.step_graphs.lengths = self._lengths
+            self.step_graphs.release()
 
     # -- the step ------------------------------------------------------------------------------------------------
 
@@ -213,10 +227,13 @@ class TrainStep(nn.Cell):
             control.profile_blocks(self.loss_fn, inputs)
             self._bind()
         self._before_step()
-        gathering = isinstance(control, THOR) and control.own_state.gathers_now
-        if gathering:
-            self.step_graphs.take_layers(control.own_state.active_layers)
-        return inputs, gathering
+        if not isinstance(control, THOR) or not control.own_state.gathers_now:
+            return inputs, False
+        frozen = set(self.update.frozen)
+        active = [i for i in control.own_state.active_layers if not frozen.issuperset(self.update.weights_at[i])]
+        if active:
+            self.step_graphs.take_layers(active)
+        return inputs, bool(active)
 
     def _end(self, finite: bool | None, gathering: bool, inputs: tuple[Any, ...]) -> None:
         """Count the step, and stop training after too many that were not finite; ``finite`` is None within a step."""
@@ -250,6 +267,8 @@ class TrainStep(nn.Cell):
         self._notice_changes()
         if not self._state_watch.noted and control.ranks is not None:  # ranks may have loaded different checkpoints
             same_everywhere(control.ranks, shared_settings(control, self.accumulate))
+            moments = control.inner.get_parameters()
+            same_values(control.ranks, {id(p): p for p in (*control.inner.parameters, *moments)}.values())
         if isinstance(control.inner, FirstOrder) and (self.accumulate == 1 or self.micro_batches.begins):
             control.inner.prepare()
         self._moving.before_step()
@@ -319,6 +338,9 @@ class TrainStep(nn.Cell):
             "use Model.train(..., dataset_sink_mode=False), and call it outside ms.jit"
         )
 
+    def _steps_done(self) -> int:
+        return self.control.own_state.step
+
     # -- housekeeping --------------------------------------------------------------------------------------------
 
     def _scale(self) -> Tensor | None:
@@ -333,11 +355,6 @@ class TrainStep(nn.Cell):
             self._scales = {value[0]: Tensor(value.copy())}
         return self._scales[value[0]]
 
-    def _flags(self) -> Flags:
-        """The flags of Cells and weights that graphs are compiled for."""
-        trains = tuple(weight.requires_grad for weight in self.update.weights)
-        return Flags(tuple(cell.training for cell in self._flagged_cells), trains)
-
     def _notice_changes(self) -> None:
         """Follow what has been loaded, and options, flags and weights that have changed since the last step."""
         control, graphs = self.control, self.step_graphs
@@ -349,6 +366,7 @@ class TrainStep(nn.Cell):
             self._inner_changes = changes
         if self._state_watch.moved:
             self._moving.forget()
+            control.state_was_loaded()
             if self.jit:
                 self._state_watch.restore()
             self._state_watch.forget()
@@ -362,7 +380,7 @@ class TrainStep(nn.Cell):
                 f"optimizer (thor.detach(net) first), or name the weight in its params from the start"
             )
         graphs.scale_loss(control.scaled)
-        graphs.follow(self._flags())
+        graphs.follow_flags()
 
 
 def _update(control: THOR | PlainOptimizer) -> Update | PlainUpdate:

@@ -229,6 +229,39 @@ def test_a_frozen_weight_does_not_move_and_an_unfrozen_one_does(make, jit, mode)
     assert np.array_equal(first.asnumpy(), held) and step.graphs == graphs  # both kinds of graphs were kept
 
 
+@WAYS
+def test_a_layer_that_is_frozen_at_first_is_captured_once_it_is_unfrozen(jit, mode):
+    net = Mlp()
+    first = net.layers[0]
+    first.weight.requires_grad = first.bias.requires_grad = False
+    optimizer = thor.THOR(net, 0.05, 0.1, interval=2, params=list(net.get_parameters()))
+    step = thor.TrainStep(net, squared_error, optimizer, jit=jit)
+    x, y = batch()
+    before = values(net)
+    losses(step, 5, x, y)
+    assert [layer.refreshes for layer in optimizer.layers] == [0, 3]
+    assert all(np.array_equal(values(net)[p.name], before[p.name]) for p in first.get_parameters())
+    first.weight.requires_grad = first.bias.requires_grad = True
+    losses(step, 4, x, y)
+    assert optimizer.layers[0].refreshes == 2 and not optimizer.left_out
+    assert not np.array_equal(first.weight.asnumpy(), before[first.weight.name])
+
+
+def test_a_network_whose_layers_are_never_called_is_refused_by_their_names():
+    class Elsewhere(nn.Cell):
+        def __init__(self):
+            super().__init__()
+            self.unused, self.weight = Mlp(), ms.Parameter(Tensor(np.ones((5, 3), np.float32)), name="weight")
+
+        def construct(self, x):
+            return ops.matmul(x, self.weight)
+
+    net = Elsewhere()
+    step = thor.TrainStep(net, squared_error, OPTIMIZERS["THOR"](net))
+    with pytest.raises(RuntimeError, match=r"none of the captured layers \(unused.layers.0, unused.layers.1\)"):
+        step(*batch())
+
+
 @OPTIMIZER
 def test_a_weight_that_is_unfrozen_for_an_optimizer_that_lacks_it_is_named(make):
     net = Mlp()

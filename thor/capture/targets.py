@@ -15,7 +15,7 @@ subclass of its own class (taps.py and pair_taps.py). The factors of each kind a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,6 +27,8 @@ from thor.runtime import convolution
 #: A Cell of another class that computes x W^T (+ bias) declares it by this class attribute: ``thor_kind = "dense"``.
 #: It matters only for a decoder that shares an embedding's table.
 KIND_ATTRIBUTE = "thor_kind"
+#: Whether a weight is one that trains.
+Trains = Callable[[Parameter], bool]
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.LayerNorm)  # BatchNorm3d has a BatchNorm2d inside
 _BASES = (nn.Dense, nn.Conv2d, nn.Embedding, *NORMS)
 
@@ -72,7 +74,7 @@ def _weights_of(cell: nn.Cell, base: type) -> list[Parameter]:
 
 
 def _reason_against(
-    cell: nn.Cell, base: type | None, name: str, skip: list[re.Pattern[str]], norms: bool
+    cell: nn.Cell, base: type | None, name: str, skip: list[re.Pattern[str]], norms: bool, trains: Trains
 ) -> str | None:
     if any(pattern.search(name) for pattern in skip):
         return "matches skip"
@@ -81,7 +83,7 @@ def _reason_against(
         return f"overrides {overridden}.construct" if overridden else "this type has no factors here"
     if base in NORMS and not norms:
         return "normalisation takes the plain gradient (norms=False)"
-    if not any(weight.requires_grad for weight in _weights_of(cell, base)):
+    if not any(trains(weight) for weight in _weights_of(cell, base)):
         return "frozen"
     if base is nn.Conv2d and cell.data_format != "NCHW":
         return f"data_format {cell.data_format}"
@@ -98,14 +100,23 @@ def _reason_against_norm(cell: nn.Cell, base: type) -> str | None:
     return None if getattr(cell, "data_format", "NCHW") == "NCHW" else f"data_format {cell.data_format}"
 
 
-def find_targets(net: nn.Cell, skip: Iterable[str] = (), norms: bool = False) -> tuple[list[Target], list[LeftOut]]:
+def find_targets(
+    net: nn.Cell, skip: Iterable[str] = (), norms: bool = False, optimized: Collection[int] = ()
+) -> tuple[list[Target], list[LeftOut]]:
     """The targets of a network, and its layers with weights and biases that are left out.
+
+    A weight counts as one that trains if it has ``requires_grad``, or if its id is in ``optimized``: an optimizer that
+    was given a frozen weight trains it as soon as it is unfrozen.
 
     ``skip`` holds regular expressions; a layer whose name matches one is left out. ``norms`` says whether normalisation
     layers are captured. Cells that share one weight are one target, named after the first. If one of them is left out,
     all are: the factors would miss its contribution to the weight's gradient. A bias that other Cells use too is left
     out, and its weight is captured without it.
     """
+
+    def trains(weight: Parameter) -> bool:
+        return weight.requires_grad or id(weight) in optimized
+
     patterns = [re.compile(pattern) for pattern in skip]
     groups: dict[int, list[tuple[str, nn.Cell]]] = {}
     left_out: list[LeftOut] = []
@@ -116,7 +127,7 @@ def find_targets(net: nn.Cell, skip: Iterable[str] = (), norms: bool = False) ->
         if not own:
             continue
         base = nn.Dense if _is_tied_decoder(cell, tables) else _base_of(cell)
-        reason = _reason_against(cell, base, name, patterns, norms)
+        reason = _reason_against(cell, base, name, patterns, norms, trains)
         if reason is None and base is not None:
             groups.setdefault(id(_weights_of(cell, base)[0]), []).append((name, cell))
         else:
@@ -128,7 +139,7 @@ def find_targets(net: nn.Cell, skip: Iterable[str] = (), norms: bool = False) ->
             why = f"{elsewhere[weight]}, which is left out, has its weight too"
             left_out += [LeftOut(name, type(cell).__name__, why) for name, cell in members]
             continue
-        found, others = _targets_of(members)
+        found, others = _targets_of(members, trains)
         targets += found
         left_out += others
     users: dict[int, set[int]] = {}  # id of a Parameter -> ids of the Cells that have it
@@ -166,11 +177,11 @@ def _is_tied_decoder(cell: nn.Cell, tables: set[int]) -> bool:
     return getattr(type(cell), KIND_ATTRIBUTE, None) == "dense" and id(getattr(cell, "weight", None)) in tables
 
 
-def _targets_of(members: list[tuple[str, nn.Cell]]) -> tuple[list[Target], list[LeftOut]]:
+def _targets_of(members: list[tuple[str, nn.Cell]], trains: Trains) -> tuple[list[Target], list[LeftOut]]:
     """The targets of the Cells that share one weight, and the Cells and biases that are left out."""
     name, first = members[0]
     if _base_of(first) in NORMS:
-        return _norm_targets(name, [cell for _, cell in members]), []
+        return _norm_targets(name, [cell for _, cell in members], trains), []
     if any(isinstance(cell, nn.Embedding) for _, cell in members):
         acting = [n for n, c in members if isinstance(c, nn.Dense) and c.activation_flag]
         if acting:
@@ -181,18 +192,18 @@ def _targets_of(members: list[tuple[str, nn.Cell]]) -> tuple[list[Target], list[
         biases = [LeftOut(f"{n}.bias", type(c).__name__, "bias of a tied decoder") for n, c in members
                   if getattr(c, "bias", None) is not None]  # fmt: skip
         return [tied], biases
-    form = _target(name, first)
-    if all(_same_form(_target(member, cell), form) for member, cell in members[1:]):
-        return [_target(name, *(cell for _, cell in members))], []
+    form = _target(name, trains, first)
+    if all(_same_form(_target(member, trains, cell), form) for member, cell in members[1:]):
+        return [_target(name, trains, *(cell for _, cell in members))], []
     return [], [LeftOut(n, type(c).__name__, f"{form.name}'s weight is used in several forms") for n, c in members]
 
 
-def _target(name: str, *cells: nn.Cell) -> Target:
+def _target(name: str, trains: Trains, *cells: nn.Cell) -> Target:
     cell, label = cells[0], name or type(cells[0]).__name__
     if isinstance(cell, nn.Embedding):
         table = cell.embedding_table
         return Target(label, cells, "embedding", table, None, 1, *table.shape)
-    bias = cell.bias if cell.has_bias and cell.bias.requires_grad else None
+    bias = cell.bias if cell.has_bias and trains(cell.bias) else None
     homogeneous = int(bias is not None)
     if _base_of(cell) is nn.Dense:
         return Target(label, cells, "dense", cell.weight, bias, 1, cell.in_channels + homogeneous, cell.out_channels)
@@ -210,12 +221,12 @@ def _tied_target(members: list[tuple[str, nn.Cell]]) -> Target | None:
     return Target(embeddings[0][0], tuple(cell for _, cell in members), "tied", table, None, 1, *table.shape)
 
 
-def _norm_targets(name: str, cells: list[nn.Cell]) -> list[Target]:
+def _norm_targets(name: str, cells: list[nn.Cell], trains: Trains) -> list[Target]:
     """One target for the scale and one for the shift."""
     label, cell = name or type(cells[0]).__name__, cells[0]
     pairs = (("gamma", "norm_scale", cell.gamma), ("beta", "norm_shift", cell.beta))
     return [Target(f"{label}.{part}", tuple(cells), kind, weight, None, 1, 1, weight.shape[0])
-            for part, kind, weight in pairs if weight.requires_grad]  # fmt: skip
+            for part, kind, weight in pairs if trains(weight)]  # fmt: skip
 
 
 def _same_form(one: Target, other: Target) -> bool:

@@ -69,6 +69,8 @@ class Refresher:
         fresh, table = self._fresh_traces(indices, agree), state.table()
         active = [i for i in fresh if table.status[i] == ACTIVE]
         unused = [i for i in active if not self.layers[i].used]  # their factors are unknown; they keep their inverses
+        if active == unused and not table.refreshes.any():
+            raise RuntimeError(self._nothing_called())
         self._report_unused([i for i in unused if not table.refreshes[i]], step)
         records = {i: self._decide(step, damping, rule, i, fresh[i], table) for i in active if i not in unused}
         stopped = [i for i, record in records.items() if record.decision is Decision.STOP]
@@ -122,6 +124,15 @@ class Refresher:
         for job in jobs:
             job.commit()
         return True
+
+    def _nothing_called(self) -> str:
+        names = [layer.name for layer in self.layers]
+        shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        return (
+            f"the forward pass has called none of the captured layers ({shown}), so there is no curvature: train the "
+            f"network that THOR was made for, and make THOR after everything that rewrites its layers, as "
+            f"ms.amp.auto_mixed_precision does"
+        )
 
     def _report_unused(self, indices: Sequence[int], step: int) -> None:
         """Warn once for each layer that the network has never called."""

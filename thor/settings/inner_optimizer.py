@@ -7,7 +7,7 @@ from numbers import Real
 from typing import Any
 
 import mindspore as ms
-from mindspore import Parameter, nn
+from mindspore import Parameter, nn, ops
 
 import first_order
 from first_order.checks import number
@@ -82,6 +82,17 @@ def check_inner(inner: Any, momentum: Any, options: Options, params: Any) -> Non
         )
 
 
+def check_takes_rate(inner: nn.Optimizer, learning_rate: Any) -> None:
+    """Raise ValueError if an optimizer does not move by the number that its ``learning_rate`` holds."""
+    if inner.dynamic_lr or inner.is_group_lr:
+        raise ValueError("inner has a learning-rate schedule or groups of its own: pass learning_rate=None")
+    if getattr(inner, "relative_step", False) or isinstance(inner, nn.LARS):
+        raise ValueError(
+            f"learning_rate must be None with {type(inner).__name__} inside, which takes its rate elsewhere, but got "
+            f"{learning_rate!r}: give the rate to it"
+        )
+
+
 def listed(group: dict[str, Any]) -> dict[str, Any]:
     """The parameter group with iterators turned into lists, so that its weights can be read more than once."""
     return {key: list(value) if isinstance(value, Iterator) else value for key, value in group.items()}
@@ -117,8 +128,8 @@ def inner_optimizer(
     """The optimizer that moves the weights, its learning-rate schedule on the host, and the decoupled weight decays.
 
     Without ``inner``, a number, a list, a Tensor or a MindSpore schedule as ``learning_rate`` goes to the default
-    Momentum. A callable of the step, or a number for ``inner``, becomes a host schedule, whose value is written into
-    the optimizer's ``learning_rate`` at every step.
+    Momentum. A number for ``inner`` becomes its ``learning_rate``. A callable of the step becomes a host schedule,
+    whose value is written into the optimizer's ``learning_rate`` at every step.
 
     Returns:
         ``(optimizer, schedule, decays)``. ``schedule`` is None where the optimizer has its own rate. ``decays`` has one
@@ -148,9 +159,9 @@ def inner_optimizer(
                 raise TypeError(
                     "with inner, learning_rate must be None (inner's own), a number or a callable of the step"
                 )
-            schedule = HostSchedule("learning_rate", float(learning_rate), above=False)
-        if schedule is not None and (inner.dynamic_lr or inner.is_group_lr):
-            raise ValueError("inner has a learning-rate schedule or groups of its own: pass learning_rate=None")
+        if learning_rate is not None:
+            check_takes_rate(inner, learning_rate)
+            ops.assign(inner.learning_rate, ms.Tensor(schedule(0) if schedule else learning_rate, ms.float32))
     decoupled = options.weight_decay_mode == "decoupled"
     return inner, schedule, tuple(decays[id(w)] if decoupled else 0.0 for w in inner.parameters)
 

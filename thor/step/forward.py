@@ -84,10 +84,10 @@ class Forward:
             )
         return None
 
-    def cells(self) -> list[nn.Cell]:
-        """The Cells of network and loss, all levels."""
+    def cells(self) -> list[tuple[str, nn.Cell]]:
+        """The Cells of network and loss, all levels, with their names."""
         roots = [self.net, *(value for value in _reached(self.loss_fn) if isinstance(value, nn.Cell))]
-        return [cell for root in roots for _, cell in root.cells_and_names()]
+        return [named for root in roots for named in root.cells_and_names()]
 
     def other_parameters(self) -> list[Parameter]:
         """Parameters of the loss that are not the network's: of Cells, of bound objects, and bare ones in closures."""

@@ -17,12 +17,13 @@ tensors as separate arguments, never as a tuple.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import mindspore as ms
+import numpy as np
 from mindspore import Parameter, Tensor, ops
 
 from first_order.compiled import CompiledFunction
@@ -30,13 +31,17 @@ from thor.curvature.layer import Layer
 from thor.distributed.ranks import Ranks
 from thor.distributed.reduce import Means, unreduced
 from thor.runtime import device
+from thor.runtime.dropout_seeds import DropoutSeeds
 from thor.runtime.graph_ops import entry, over
 from thor.step.accumulation import Accumulators, Adder, Clearer, ScaledSums
+from thor.step.compiled_for import Flags, FlagWatch
 from thor.step.estimate import Estimate
 from thor.step.finite_check import checker, in_one_thread
 from thor.step.forward import Forward, examples_of
 from thor.step.loss_scaling import scaling
 from thor.step.update import PlainUpdate, Update
+
+logger = logging.getLogger("thor")
 
 Compiled = Callable[..., Any]
 
@@ -44,22 +49,15 @@ Compiled = Callable[..., Any]
 CURVATURE_GRAPHS = ("curvature", "add_curvature", "finish_curvature")
 #: Functions that are built anew when layers leave the curvature graph.
 OF_ACTIVE_LAYERS = (*CURVATURE_GRAPHS, "average")
+#: Functions that take inputs of unknown lengths. The formulas of the factors are compiled for known ones.
+OF_ANY_LENGTH = ("plain", "gradients")
+#: Flags whose functions are kept; those of other flags, the longest unused ones, are released.
+KEPT_FLAGS = 8
 #: Layers that have stopped since the curvature graph was compiled leave it once their cost is this share of all layers'
 #: cost, so that a run compiles the graph at most five times.
 RECOMPILE_SHARE = 0.25
-
-
-@dataclass(frozen=True)
-class Flags:
-    """What a graph is compiled for besides the shapes of its inputs.
-
-    Attributes:
-        training: of each Cell of the network and of the loss, whether it is in training mode.
-        trains: of each weight of the optimizer, whether it has ``requires_grad``.
-    """
-
-    training: tuple[bool, ...]
-    trains: tuple[bool, ...]
+#: More functions than are compiled at one step, so that each gets a number, and random numbers, of its own.
+SEEDS_PER_STEP = 1000
 
 
 class StepGraphs:
@@ -72,9 +70,11 @@ class StepGraphs:
         ranks: the ranks of a data-parallel job; None for one process.
         sums: sums over micro-batches; None if each batch is a step.
         jit: False runs everything operator by operator.
+        step: number of steps done so far, for the random numbers of the functions.
 
     Attributes:
         in_graph: indices of the layers in the curvature graph.
+        lengths: inputs with unknown lengths, one Tensor each, for which functions are compiled once; None for none.
         scaled: True if the loss is scaled.
         flags: what the present functions are compiled for.
         built: number of functions compiled so far.
@@ -84,34 +84,59 @@ class StepGraphs:
 
     def __init__(
         self, forward: Forward, layers: Sequence[Layer], update: Update | PlainUpdate, *, ranks: Ranks | None,
-        sums: Accumulators | None, jit: bool,
+        sums: Accumulators | None, jit: bool, step: Callable[[], int],
     ) -> None:  # fmt: skip
         self.parameters = [*forward.net.get_parameters(), *forward.other_parameters()]
         self.forward, self.has_aux, self.layers, self.update = forward.function(), forward.has_aux, layers, update
         self.weights = update.inner.parameters
-        self.ranks, self.sums, self.jit = ranks, sums, jit
-        self.in_graph: list[int] = []
+        self.ranks, self.sums, self.jit, self.step = ranks, sums, jit, step
+        self.lengths: tuple[Any, ...] | None = None
         self.scaled = False
         self.built = self.curvature_built = 0
         self.message_bytes: dict[str, int] = {}
+        self.watch = FlagWatch(forward.cells(), self.weights, constants=jit)
         self.flags = Flags((), (True,) * len(self.weights))
-        self._functions: dict[tuple[str, Flags], Compiled] = {}
+        self._seeds = DropoutSeeds(cell for _, cell in forward.cells())
+        self._functions: dict[tuple[str, Flags], tuple[Compiled, int]] = {}
+        self._in_graph: dict[Flags, list[int]] = {}  # by flags, the longest unused first
 
     # -- the cache of compiled functions ---------------------------------------------------------------------------
 
-    def follow(self, flags: Flags) -> None:
-        """Take the functions that were compiled for these flags; those of other flags are kept for their return."""
-        if flags != self.flags:
-            self.flags = flags
-            self.update.frozen = tuple(at for at, trains in enumerate(flags.trains) if not trains)
+    def follow_flags(self) -> None:
+        """Take the functions of the present flags; those of other flags are kept for their return."""
+        flags = self.watch.flags()
+        if flags == self.flags:
+            return
+        before, self.flags = self.flags, flags
+        self.update.frozen = tuple(at for at, trains in enumerate(flags.trains) if not trains)
+        self._in_graph[flags] = self._in_graph.pop(flags, [])
+        if len(self._in_graph) > KEPT_FLAGS:
+            oldest = next(iter(self._in_graph))
+            del self._in_graph[oldest]
+            self._drop(lambda name, of: of == oldest)
+            logger.warning(
+                "%s has changed, and the step was compiled for %d states of the network already: a state that comes "
+                "back later is compiled again. A value that changes often belongs in a Parameter",
+                self.watch.difference(before, flags), KEPT_FLAGS,
+            )  # fmt: skip
+
+    @property
+    def in_graph(self) -> list[int]:
+        """Indices of the layers in the curvature graph."""
+        return self._in_graph.get(self.flags, [])
 
     def take_layers(self, active: Sequence[int]) -> None:
         """Let the curvature graph hold every active layer; drop others once ``RECOMPILE_SHARE`` of the cost stopped."""
         stopped = sum(self.layers[i].cost for i in self.in_graph if i not in active)
         missing = not set(active) <= set(self.in_graph)
         if missing or stopped >= RECOMPILE_SHARE * sum(layer.cost for layer in self.layers):
-            self.in_graph = list(active)
-            self._drop(lambda name: name in OF_ACTIVE_LAYERS)
+            self._in_graph[self.flags] = list(active)
+            self._drop(lambda name, of: name in OF_ACTIVE_LAYERS and of == self.flags)
+
+    @property
+    def compiled(self) -> dict[tuple[str, Flags], CompiledFunction]:
+        """The compiled functions by name and flags."""
+        return {key: each for key, (each, _) in self._functions.items() if isinstance(each, CompiledFunction)}
 
     def scale_loss(self, scaled: bool) -> None:
         """Compile for a loss that is scaled, or for one that is not."""
@@ -121,46 +146,57 @@ class StepGraphs:
 
     def release(self) -> None:
         """Free all functions; each is compiled again when it is next called."""
-        self._drop(lambda name: True)
+        self._drop(lambda name, of: True)
 
-    def _drop(self, leaves: Callable[[str], bool]) -> None:
-        for key in [key for key in self._functions if leaves(key[0])]:
-            function = self._functions.pop(key)
-            if isinstance(function, CompiledFunction):
-                function.release()
+    def _drop(self, leaves: Callable[[str, Flags], bool]) -> None:
+        for key in [key for key in self._functions if leaves(*key)]:
+            if key in self.compiled:
+                self.compiled[key].release()
+            del self._functions[key]
 
-    def _function(self, name: str, build: Callable[[], Compiled]) -> Compiled:
+    def _run(self, name: str, build: Callable[[], Compiled], *tensors: Any) -> Any:
+        """Call a function, which is built if this is its first call."""
         key = (name, self.flags)
         if key not in self._functions:
-            device.trim_memory()  # that compiling the previous graph has left
-            self.curvature_built += name in CURVATURE_GRAPHS
-            self.built += self.jit
-            self._functions[key] = CompiledFunction(build(), self.parameters) if self.jit else build()
-        return self._functions[key]
+            self._functions[key] = (self._built(name, build), self.step() * SEEDS_PER_STEP + self.built - self.jit)
+        function, number = self._functions[key]
+        with self._seeds.numbered(number * self.jit):
+            return function(*tensors)
+
+    def _built(self, name: str, build: Callable[[], Compiled]) -> Compiled:
+        if not self.jit:
+            return build()
+        device.trim_memory()  # that compiling the previous graph has left
+        self.curvature_built += name in CURVATURE_GRAPHS
+        self.built += 1
+        function = CompiledFunction(build(), self.parameters)
+        if self.lengths is not None and name in OF_ANY_LENGTH:
+            scale = Tensor(np.ones(1, np.float32)) if self.scaled else None
+            function.set_inputs(scale, *self.lengths)
+        return function
 
     # -- the functions ---------------------------------------------------------------------------------------------
 
     def plain(self, scale: Tensor | None, *inputs: Any) -> tuple[Any, ...]:
         """A complete step without curvature: (loss, whether the step was finite and the weights have moved)."""
-        return self._function("plain", self._build_plain)(scale, *inputs)
+        return self._run("plain", self._build_plain, scale, *inputs)
 
     def curvature(self, scale: Tensor | None, *inputs: Any) -> tuple[Any, ...]:
         """The backward pass with factors: (loss, whether everything is finite, *gradients, *statistics)."""
-        curvature = self._function("curvature", self._build_curvature)
         with self._open_ports():
-            return curvature(scale, *inputs)
+            return self._run("curvature", self._build_curvature, scale, *inputs)
 
     def gradients(self, scale: Tensor | None, *inputs: Any) -> tuple[Any, ...]:
         """The backward pass: (loss, whether everything is finite, *gradients)."""
-        return self._function("gradients", self._build_gradients)(scale, *inputs)
+        return self._run("gradients", self._build_gradients, scale, *inputs)
 
     def average(self, scale: Tensor | None, gain: Tensor, *statistics: Tensor) -> None:
         """Update the running averages with fresh statistics."""
-        self._function("average", self._build_average)(scale, gain, *statistics)
+        self._run("average", self._build_average, scale, gain, *statistics)
 
     def apply(self, loss: Tensor, *gradients: Tensor) -> tuple[Tensor, Tensor]:
         """Precondition gradients and update: (loss, whether the step was finite and the weights have moved)."""
-        return self._function("apply", self._build_apply)(loss, *gradients)
+        return self._run("apply", self._build_apply, loss, *gradients)
 
     def add(self, gathering: bool, scale: Tensor | None, weight: Tensor | None, *inputs: Any) -> tuple[Any, ...]:
         """Add a micro-batch's gradients, and its factors if ``gathering``, times ``weight`` to the sums.
@@ -168,22 +204,21 @@ class StepGraphs:
         ``weight`` is None for 1. Returns the loss of the micro-batch.
         """
         if not gathering:
-            return self._function("add", self._build_add)(scale, weight, *inputs)
-        add = self._function("add_curvature", self._build_add_curvature)
+            return self._run("add", self._build_add, scale, weight, *inputs)
         with self._open_ports():
-            return add(scale, weight, *inputs)
+            return self._run("add_curvature", self._build_add_curvature, scale, weight, *inputs)
 
     def finish(self, scale: Tensor | None, share: Tensor, examples: Tensor) -> tuple[Tensor, Tensor]:
         """As :meth:`plain`, from the sums over the micro-batches times ``share``, for so many ``examples``."""
-        return self._function("finish", self._build_finish)(scale, share, examples)
+        return self._run("finish", self._build_finish, scale, share, examples)
 
     def finish_curvature(self, scale: Tensor | None, share: Tensor, examples: Tensor) -> tuple[Tensor, ...]:
         """As :meth:`curvature`, from the sums over the micro-batches times ``share``, for so many ``examples``."""
-        return self._function("finish_curvature", self._build_finish_curvature)(scale, share, examples)
+        return self._run("finish_curvature", self._build_finish_curvature, scale, share, examples)
 
     def clear_sums(self) -> None:
         """Set the sums over the micro-batches to zero."""
-        self._function("clear", self._build_clear)()
+        self._run("clear", self._build_clear)
 
     @contextmanager
     def _open_ports(self) -> Iterator[None]:

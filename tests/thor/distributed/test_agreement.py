@@ -10,7 +10,7 @@ import first_order
 import thor
 from tests.support.networks import Mlp, batch, make
 from thor.curvature.trace_rule import Decision
-from thor.distributed.agreement import same_everywhere
+from thor.distributed.agreement import same_everywhere, same_values
 from thor.distributed.ranks import Ranks
 from thor.shared_settings import shared_settings
 
@@ -46,6 +46,19 @@ def test_a_rank_with_another_setting_is_refused_by_its_name():
             same_everywhere(Told(1, first.sent[:1]), settings | {name: "another"})
     with pytest.raises(ValueError, match="rank 2: .* another rank's"):  # this one is right, but must not wait
         same_everywhere(Told(2, [first.sent[0], np.ones(1, np.float32)]), settings)
+
+
+def test_a_rank_that_has_loaded_other_values_is_told_which():
+    weights = Mlp(seed=0).trainable_params()
+    first = Told(0)
+    same_values(first, weights)
+    same_values(Told(1, first.sent[:1]), weights)
+    other = Mlp(seed=0)
+    other.layers[1].bias.set_data(other.layers[1].bias + 1e-3)
+    with pytest.raises(ValueError, match=r"rank 1: values that were loaded .* layers.1.bias and 0 more; load one"):
+        same_values(Told(1, first.sent[:1]), other.trainable_params())
+    with pytest.raises(ValueError, match="rank 2: .* another rank's"):
+        same_values(Told(2, [first.sent[0], np.ones(1, np.float32)]), weights)
 
 
 RATE, CLOCKS = {"learning_rate"}, {"interval", "factor_interval"}
