@@ -20,11 +20,11 @@ from thor.train_step import TrainStep
 class GradFunction:
     """``loss, gradients = grad_fn(*inputs)``; with ``has_aux``, ``(loss, aux), gradients``.
 
-    Gradients are unscaled, averaged over the ranks of a job, and in the order of ``optimizer.parameters``. Curvature is
-    gathered when it is due, and waits with the optimizer until it is called with gradients.
+    Gradients are unscaled, averaged over the ranks of a job, and in the order of ``optimizer.parameters``. For a THOR,
+    curvature is gathered when it is due, and waits with the optimizer until it is called with gradients.
     """
 
-    def __init__(self, step: TrainStep, optimizer: THOR):
+    def __init__(self, step: TrainStep, optimizer: nn.Optimizer):
         self._step, self._optimizer = step, optimizer
 
     def __call__(self, *args: Any, **kwargs: Any) -> tuple[Any, tuple[Tensor, ...]]:
@@ -34,9 +34,15 @@ class GradFunction:
         def move(gradients: tuple[Tensor, ...]) -> Tensor:
             return step.move(found, gradients)
 
-        self._optimizer.await_gradients(move)
+        if isinstance(self._optimizer, THOR):
+            self._optimizer.await_gradients(move)
         value = (found.loss, *found.aux) if found.aux else found.loss
         return value, found.gradients
+
+    @property
+    def graphs(self) -> int:
+        """Number of functions compiled so far."""
+        return self._step.graphs
 
 
 class _LoopStep(TrainStep):
@@ -48,21 +54,21 @@ class _LoopStep(TrainStep):
 
 
 def value_and_grad(
-    forward: Callable[..., Any], optimizer: THOR, *, has_aux: bool = False, jit: bool = True
+    forward: Callable[..., Any], optimizer: nn.Optimizer, *, has_aux: bool = False, jit: bool = True
 ) -> GradFunction:
     """The loss and its gradients as a function of a batch, compiled, for ``optimizer(gradients)``.
 
     Args:
-        forward: ``forward(*inputs)``, the mean loss of a batch; it calls the network that ``optimizer`` was made for.
-        optimizer: a :class:`thor.THOR`. (For any other optimizer take ``mindspore.value_and_grad``.)
+        forward: ``forward(*inputs)``, the mean loss of a batch; it calls the network whose weights ``optimizer`` moves.
+        optimizer: a :class:`thor.THOR`, which skips a step that is not finite; or any ``nn.Optimizer``, which moves the
+            weights by its own call, whatever the gradients are.
         has_aux: whether ``forward`` returns (loss, ...).
         jit: compile; False runs operator by operator.
     """
-    if not isinstance(optimizer, THOR):
-        raise TypeError(
-            f"optimizer must be a thor.THOR, but got {type(optimizer).__name__}: take mindspore.value_and_grad for it, "
-            f"which needs no curvature"
-        )
+    if not isinstance(optimizer, nn.Optimizer):
+        raise TypeError(f"optimizer must be a thor.THOR or an nn.Optimizer, but got {type(optimizer).__name__}")
     if not callable(forward):
         raise TypeError(f"forward must be a function of a batch, but got {forward!r}")
-    return GradFunction(_LoopStep(optimizer.network, forward, optimizer, has_aux=has_aux, jit=jit), optimizer)
+    # other optimizers know weights only: their networks are found as the Cells that `forward` reaches
+    net = optimizer.network if isinstance(optimizer, THOR) else nn.Cell(auto_prefix=False)
+    return GradFunction(_LoopStep(net, forward, optimizer, has_aux=has_aux, jit=jit), optimizer)

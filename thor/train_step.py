@@ -136,7 +136,7 @@ class TrainStep(nn.Cell):
             self.sums, self.factor_sums, self.loss_sum = sums.gradients, sums.statistics, sums.loss
         self.update: Update | PlainUpdate = _update(control)
         self.step_graphs = StepGraphs(
-            self.forward_pass, layers, self.update, ranks=ranks, sums=sums, jit=self.jit, step=self._steps_done
+            self.forward_pass, layers, self.update, ranks=ranks, sums=sums, jit=self.jit, state=control.own_state
         )
         self.step_graphs.lengths = self._lengths
         curvature = control.own_state.curvature if isinstance(control, THOR) else ()
@@ -205,6 +205,7 @@ class TrainStep(nn.Cell):
         run = self.step_graphs.curvature if gathering else self.step_graphs.gradients
         with self._clear_errors(inputs):
             (loss, finite, *values), aux = self._without_aux(run(scale, *inputs))
+        self._note_storage(gathering)
         statistics = tuple(values[count:]) if gathering else None
         return Differentiated(inputs, scale, loss, finite, tuple(values[:count]), statistics, tuple(map(_aux, aux)))
 
@@ -238,9 +239,7 @@ class TrainStep(nn.Cell):
     def _end(self, finite: bool | None, gathering: bool, inputs: tuple[Any, ...]) -> None:
         """Count the step, and stop training after too many that were not finite; ``finite`` is None within a step."""
         failed = finite is not None and self.control.finished(finite)
-        if gathering or self.accumulate > 1 or not self._state_watch.noted:  # a plain step changes no storage
-            self._state_watch.note()
-            self._sums_watch.note()
+        self._note_storage(gathering or self.accumulate > 1)
         where = first_bad_layer(self.forward_pass, self.update.weights, inputs) if failed else None
         if finite is False:
             self._moving.mend()
@@ -248,6 +247,12 @@ class TrainStep(nn.Cell):
             state, ranks, damped = self.control.own_state, self.control.ranks, isinstance(self.control, THOR)
             where = where or likely_cause(self.step_graphs.scaled, self.accumulate > 1, ranks is not None)
             raise FloatingPointError(stop_message(state.step, read(state.bad_steps), where, damped))
+
+    def _note_storage(self, changed: bool) -> None:
+        """Remember where values lie; ``changed`` if that may be elsewhere than before, as after no plain step."""
+        if changed or not self._state_watch.noted:
+            self._state_watch.note()
+            self._sums_watch.note()
 
     @contextmanager
     def _clear_errors(self, inputs: tuple[Any, ...]) -> Iterator[None]:
@@ -337,9 +342,6 @@ class TrainStep(nn.Cell):
             "thor.TrainStep decides on the host and cannot be part of another graph: "
             "use Model.train(..., dataset_sink_mode=False), and call it outside ms.jit"
         )
-
-    def _steps_done(self) -> int:
-        return self.control.own_state.step
 
     # -- housekeeping --------------------------------------------------------------------------------------------
 

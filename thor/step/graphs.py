@@ -20,7 +20,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import mindspore as ms
 import numpy as np
@@ -39,7 +39,7 @@ from thor.step.estimate import Estimate
 from thor.step.finite_check import checker, in_one_thread
 from thor.step.forward import Forward, examples_of
 from thor.step.loss_scaling import scaling
-from thor.step.update import PlainUpdate, Update
+from thor.step.update import PlainUpdate, Update, places_behind
 
 logger = logging.getLogger("thor")
 
@@ -60,6 +60,12 @@ RECOMPILE_SHARE = 0.25
 SEEDS_PER_STEP = 1000
 
 
+class Steps(Protocol):
+    """What counts the steps (:class:`thor.optimizer_state.StepCounts`)."""
+
+    step: int
+
+
 class StepGraphs:
     """The compiled functions of one :class:`thor.TrainStep`.
 
@@ -70,7 +76,7 @@ class StepGraphs:
         ranks: the ranks of a data-parallel job; None for one process.
         sums: sums over micro-batches; None if each batch is a step.
         jit: False runs everything operator by operator.
-        step: number of steps done so far, for the random numbers of the functions.
+        state: counts the steps, for the random numbers of the functions.
 
     Attributes:
         in_graph: indices of the layers in the curvature graph.
@@ -84,12 +90,12 @@ class StepGraphs:
 
     def __init__(
         self, forward: Forward, layers: Sequence[Layer], update: Update | PlainUpdate, *, ranks: Ranks | None,
-        sums: Accumulators | None, jit: bool, step: Callable[[], int],
+        sums: Accumulators | None, jit: bool, state: Steps,
     ) -> None:  # fmt: skip
         self.parameters = [*forward.net.get_parameters(), *forward.other_parameters()]
         self.forward, self.has_aux, self.layers, self.update = forward.function(), forward.has_aux, layers, update
         self.weights = update.inner.parameters
-        self.ranks, self.sums, self.jit, self.step = ranks, sums, jit, step
+        self.ranks, self.sums, self.jit, self.state = ranks, sums, jit, state
         self.lengths: tuple[Any, ...] | None = None
         self.scaled = False
         self.built = self.curvature_built = 0
@@ -158,16 +164,16 @@ class StepGraphs:
         """Call a function, which is built if this is its first call."""
         key = (name, self.flags)
         if key not in self._functions:
-            self._functions[key] = (self._built(name, build), self.step() * SEEDS_PER_STEP + self.built - self.jit)
+            self._functions[key] = (self._built(name, build), self.state.step * SEEDS_PER_STEP + self.built - self.jit)
         function, number = self._functions[key]
         with self._seeds.numbered(number * self.jit):
             return function(*tensors)
 
     def _built(self, name: str, build: Callable[[], Compiled]) -> Compiled:
+        self.curvature_built += name in CURVATURE_GRAPHS
         if not self.jit:
             return build()
         device.trim_memory()  # that compiling the previous graph has left
-        self.curvature_built += name in CURVATURE_GRAPHS
         self.built += 1
         function = CompiledFunction(build(), self.parameters)
         if self.lengths is not None and name in OF_ANY_LENGTH:
@@ -366,7 +372,7 @@ class StepGraphs:
             return up(found, scale)
 
         trained = [variable for at, variable in enumerate(variables) if at not in frozen]
-        zeros, places = tuple(variables[at] for at in frozen), tuple(_places(len(variables), frozen))
+        zeros, places = tuple(variables[at] for at in frozen), places_behind(len(variables), frozen)
         value_and_grad = ms.value_and_grad(scaled_loss, None, trained, has_aux=has_aux)
 
         def differentiate(scale, *inputs):
@@ -390,10 +396,3 @@ class StepGraphs:
         means = Means(shapes, symmetric, self.ranks.sharing.fusion)
         self.message_bytes[kind] = means.sums.bytes
         return means
-
-
-def _places(count: int, frozen: Sequence[int]) -> Iterator[int]:
-    """For each of ``count`` variables its place among first the frozen, then the other variables."""
-    after = iter(range(len(frozen), count))
-    for at in range(count):
-        yield frozen.index(at) if at in frozen else next(after)

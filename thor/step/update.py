@@ -234,6 +234,12 @@ def _parts_of(layer: int, places: Sequence[WeightPlace]) -> list[tuple[int, int]
     return [(place.part, at) for at, place in enumerate(places) if place.layer == layer]
 
 
+def places_behind(count: int, frozen: Sequence[int]) -> tuple[int, ...]:
+    """For each of ``count`` weights its place among first the frozen, then the other weights."""
+    after = iter(range(len(frozen), count))
+    return tuple(frozen.index(at) if at in frozen else next(after) for at in range(count))
+
+
 def no_more_parameters(inner: nn.Optimizer, count: int) -> None:
     """Raise ValueError if ``inner`` has more than ``count`` Parameters now, as by Adafactor's ``add_param_group``."""
     if len(inner.parameters) != count:

@@ -1,0 +1,1 @@
+"""Small programs, each of which shows one way to train."""
