@@ -28,7 +28,7 @@ class CompiledFunction:
 
     def __init__(self, function: Callable[..., Any], parameters: Iterable[Parameter] = ()):
         self._cell = _Graph(function)
-        weakref.finalize(self, _free, self._cell).atexit = False  # MindSpore frees what is left at its end
+        weakref.finalize(self, _end, self._cell).atexit = False  # MindSpore frees what is left at its end
         self._namesakes = _namesakes(parameters)
 
     def __call__(self, *tensors: Any) -> Any:
@@ -54,9 +54,15 @@ class CompiledFunction:
 
 
 def _free(cell: _Graph) -> None:
-    """Free the graphs of a Cell, which MindSpore keeps otherwise, and the Cell with them."""
+    """Free the graphs of a Cell, which MindSpore keeps otherwise."""
     _cell_graph_executor.del_net_res(cell, set(cell.compile_cache))
     cell.compile_cache.clear()
+
+
+def _end(cell: _Graph) -> None:
+    """Free the graphs of a Cell, and what its function holds: MindSpore keeps the Cell itself."""
+    _free(cell)
+    set_unregistered(cell, function=None)
 
 
 def clear_failed_call() -> None:
