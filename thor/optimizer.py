@@ -31,6 +31,7 @@ from thor.runtime import convolution, device
 from thor.settings import loss_scale as scales
 from thor.settings.inner_optimizer import DEFAULT_MOMENTUM, inner_optimizer
 from thor.settings.options import read_options
+from thor.settings.weight_sharing import sharing_of
 
 logger = logging.getLogger("thor")
 
@@ -77,6 +78,9 @@ class THOR(nn.Optimizer):
             as in the released THOR; "decoupled" is w <- (1 - lr weight_decay) w before the step of any ``inner``.
         inverse: "lapack", "cholesky" or "newton-schulz"; None for the one that suits the device.
         sharing: how the ranks of a data-parallel job share the inverses (:class:`thor.Sharing`); None for its defaults.
+        weight_sharing: whether the rows of a layer, such as tokens or pixels, are terms of the loss: "expand" if every
+            row is one, "pooled" or "reduce" if those of an example are pooled into one; or a mapping from regular
+            expressions on layers' names to these. None for "expand" in a network with an embedding, else "pooled".
         max_bad_steps: number of consecutive non-finite steps, all skipped, after which training stops with an error.
     """
 
@@ -87,6 +91,7 @@ class THOR(nn.Optimizer):
         inner: nn.Optimizer | None = None, loss_scale: Any = 1.0, clip: float | None = None, skip: Any = (),
         params: Any = None, weight_decay_mode: str = "coupled", inverse: str | None = None, max_bad_steps: int = 10,
         norms: bool = False, clip_each: float | None = None, sharing: Sharing | None = None, factor_share: float = 1.0,
+        weight_sharing: Any = None,
     ) -> None:  # fmt: skip
         nn.Cell.__init__(self, auto_prefix=False)  # the weights and their moments are those of `inner`
         if not isinstance(net, nn.Cell):
@@ -98,6 +103,7 @@ class THOR(nn.Optimizer):
             norms=norms, factor_share=factor_share,
         )  # fmt: skip
         initial_scale, self.scale_rule = scales.read(loss_scale)
+        self._sharing_of = sharing_of(weight_sharing, net)
         device.warn_of_cached_graphs()
         inverter = Inverter(device.inverse_method(inverse))
         moving, self.rate, self.decays = inner_optimizer(net, inner, learning_rate, momentum, self.options, params)
@@ -157,7 +163,10 @@ class THOR(nn.Optimizer):
             self.exchange = inverter.exchange = PieceExchange(ranks, placement, [t.name for t in targets])
             self._column_of = list(placement.column_of)
         held = [ranks is None or column == ranks.own_column for column in self._column_of]
-        self.captured = [Layer(t, plan, held=own, share=share) for t, own in zip(targets, held, strict=True)]
+        self.captured = [
+            Layer(t, plan, held=own, share=share, sharing=self._sharing_of(t.name))
+            for t, own in zip(targets, held, strict=True)
+        ]
         convolution.forget_graphs(self.network)
         self.integrity = NetworkIntegrity(self.network, self.captured)
         self.refresher = Refresher(self.captured, inverter)
@@ -199,6 +208,7 @@ class THOR(nn.Optimizer):
                 layer.name, layer.kind, layer.a.cut.dim, layer.g.cut.dim,
                 ((layer.a.cut.count, layer.a.cut.size), (layer.g.cut.count, layer.g.cut.size)),
                 "stopped" if status[i] == STOPPED else "active", int(refreshes[i]), int(kept[i]), layer.bytes,
+                layer.sharing,
             )
             for i, layer in enumerate(self.captured)
         ]  # fmt: skip

@@ -27,6 +27,7 @@ class LayerRecord:
         refreshes: number of adopted refreshes.
         kept: number of candidate refreshes at which the layer kept its inverses.
         bytes: bytes of the layer's curvature state.
+        weight_sharing: how the layer's rows belong to the loss's terms.
     """
 
     name: str
@@ -38,6 +39,7 @@ class LayerRecord:
     refreshes: int
     kept: int
     bytes: int
+    weight_sharing: str
 
 
 def log_layers(records: list[LayerRecord], left_out: list[LeftOut]) -> None:
@@ -45,8 +47,8 @@ def log_layers(records: list[LayerRecord], left_out: list[LeftOut]) -> None:
     for record in records:
         (a_count, a_size), (g_count, g_size) = record.blocks
         logger.info(
-            "captured %s (%s): A %d in %d x %d, G %d in %d x %d, %.1f KiB", record.name, record.kind, record.a_dim,
-            a_count, a_size, record.g_dim, g_count, g_size, record.bytes / 1024,
+            "captured %s (%s, %s): A %d in %d x %d, G %d in %d x %d, %.1f KiB", record.name, record.kind,
+            record.weight_sharing, record.a_dim, a_count, a_size, record.g_dim, g_count, g_size, record.bytes / 1024,
         )  # fmt: skip
     if left_out:
         logger.info("not captured, plain gradient: %s", "; ".join(f"{x.name}: {x.reason}" for x in left_out))

@@ -68,27 +68,32 @@ def first(values: np.ndarray, share: float) -> np.ndarray:
     return values[: max(1, int(len(values) * share))]
 
 
-def whole_factors(layer: Layer, x: np.ndarray, g: np.ndarray, share: float) -> list[tuple[Sums, Sums]]:
+def whole_factors(
+    layer: Layer, x: np.ndarray, g: np.ndarray, share: float, examples: int | None
+) -> list[tuple[Sums, Sums]]:
     """(A, G) of one call, a pair per group; an embedding's A as the vector on its diagonal.
 
     With a ``share`` of the examples those of a batch that has no others: its mean loss gives them larger gradients.
+    The loss has ``examples`` terms; None if every row with a gradient is one.
     """
     g = g.astype(np.float64)
     if layer.kind == "conv":
         part = first(g, share)
         return _of_convolution(layer, first(x, share), part * (len(g) / len(part)))
-    rows = g.reshape(-1, layer.outputs)
-    count = len(rows)
-    rows = first(rows, share)
-    rows = rows * (count / len(rows))
+    rows, inputs = g.reshape(-1, layer.outputs), x.reshape(len(g.reshape(-1, layer.outputs)), -1)
+    counts = rows.any(1) if examples is None else np.ones(len(rows), bool)
+    kept = first(counts, share)
+    total, count = max(1, counts.sum()), max(1, kept.sum())
+    terms = total if examples is None else examples
+    used = first(rows, share)[kept]
+    weight = terms * (total / count)  # of the sum over the rows that are used
+    of_g = Sums(weight * used.T @ used, np.sqrt(weight / count) * used.sum(0))
     if layer.kind == "embedding":
-        counts = np.bincount(x.reshape(-1), minlength=layer.inputs) / count
-        _, of_g = reference.dense_factors(rows, rows, False)
-        return [(Sums(counts, counts), Sums(of_g, rows.sum(0)))]
-    inputs = first(x.reshape(-1, layer.inputs), share).astype(np.float64)
-    of_a, of_g = reference.dense_factors(inputs, rows, layer.homogeneous)
-    mean = inputs.mean(0)
-    return [(Sums(of_a, np.append(mean, 1.0) if layer.homogeneous else mean), Sums(of_g, rows.sum(0)))]
+        frequencies = np.bincount(x.reshape(-1)[counts], minlength=layer.inputs) / total
+        return [(Sums(frequencies, frequencies), of_g)]
+    seen = first(inputs, share)[kept].astype(np.float64)
+    seen = reference.with_ones(seen) if layer.homogeneous else seen
+    return [(Sums(seen.T @ seen / count, seen.sum(0) / count), of_g)]
 
 
 def _of_convolution(layer: Layer, x: np.ndarray, g: np.ndarray) -> list[tuple[Sums, Sums]]:
@@ -108,14 +113,15 @@ def _of_convolution(layer: Layer, x: np.ndarray, g: np.ndarray) -> list[tuple[Su
 
 
 def factors_of(plan: Plan, made: Pass, layer_at: int) -> list[tuple[Sums, Sums]]:
-    """(A, G) of a layer of the plan per group, summed over its calls."""
+    """(A, G) of a layer of the plan per group: A's mean over its calls, and G's sum."""
     call = sum(1 if y.use == "once" else 2 for y in plan.layers[:layer_at])
     layer = plan.layers[layer_at]
-    total = whole_factors(*made.calls[call], plan.share)
+    examples = None if any(y.kind == "embedding" for y in plan.layers) else plan.shape[0]
+    total = whole_factors(*made.calls[call], plan.share, examples)
     if layer.use != "once":
-        again = whole_factors(*made.calls[call + 1], plan.share)
+        again = whole_factors(*made.calls[call + 1], plan.share, examples)
         total = [(a + c, b + d) for (a, b), (c, d) in zip(total, again, strict=True)]
-    return total
+    return [(Sums(a.matrix / a.uses, a.mean / np.sqrt(a.uses), a.uses), g) for a, g in total]
 
 
 def block_size(dim: int, largest: int) -> int:

@@ -8,10 +8,20 @@ from contextlib import contextmanager
 from mindspore import Parameter, nn
 
 from first_order.cells import delete_unregistered, set_unregistered
-from thor.capture.pair_taps import EmbeddingTap, NormTap, PairPort, TiedDecoderTap, TiedEmbeddingTap, plain, tapped_pair
-from thor.capture.taps import InputTap, OutputTap, Port, TappedConv2d, TappedDense
+from thor.capture.pair_taps import (
+    EmbeddingTap,
+    NormTap,
+    PairPort,
+    RowsPort,
+    RowsTap,
+    TiedDecoderTap,
+    TiedEmbeddingTap,
+    plain,
+    tapped_pair,
+)
+from thor.capture.taps import InputTap, OutputPort, OutputTap, Port, TappedConv2d, TappedDense, Untapped
 from thor.capture.targets import Target
-from thor.factors.statistics import statistics_of
+from thor.factors.statistics import EXPAND, POOLED, rows_of, statistics_of
 from thor.runtime import convolution, device
 from thor.runtime.graph_ops import shared
 
@@ -34,49 +44,60 @@ def weight_in(cell: nn.Cell, target_kind: str) -> Parameter:
 
 
 def attach(
-    target: Target, a_cut, g_cut, a_parameters, g_parameters, order: str = "channel", share: float = 1.0
+    target: Target, a_cut, g_cut, a_parameters, g_parameters, order: str = "channel", share: float = 1.0,
+    sharing: str = POOLED,
 ) -> list[Port | PairPort]:  # fmt: skip
     """Attach ports to every Cell of the target and return the ports.
 
     ``a_parameters`` and ``g_parameters`` are (blocks, probe, uses) of A and of G. Factors in blocks are computed from
-    the first ``share`` of the examples, diagonal factors, which cost little, from all.
+    the first ``share`` of the examples, diagonal factors, which cost little, from all. ``sharing`` is the weight
+    sharing (formulas.py).
     """
     ports: list[Port | PairPort] = []
     for cell in target.cells:
         if target.kind in ("dense", "conv"):
-            ports += _attach_two(cell, target, a_cut, g_cut, a_parameters, g_parameters, order, share)
+            ports += _attach_two(cell, target, a_cut, g_cut, a_parameters, g_parameters, order, share, sharing)
         else:
-            port = PairPort(_pair_tap(cell, target, g_cut, share), a_parameters, g_parameters)
+            port = PairPort(_pair_tap(cell, target, g_cut, share, sharing), a_parameters, g_parameters)
             _attach_pair(cell, "thor_shift" if target.kind == "norm_shift" else "thor_scale", port)
             ports.append(port)
     return ports
 
 
-def _attach_two(cell, target, a_cut, g_cut, a_parameters, g_parameters, order, share) -> list[Port]:
-    """Attach a port to the input, and one to the output before the activation."""
+def _attach_two(cell, target, a_cut, g_cut, a_parameters, g_parameters, order, share, sharing) -> list[Port | PairPort]:
+    """Attach a port to the input and one to the output before the activation, or one to both together."""
     geometry = convolution.geometry_of(cell) if target.kind == "conv" else None
     in_features = target.bias is not None and not a_cut.bias_apart
-    inputs = statistics_of(a_cut, share, f"{target.kind}_input", in_features, geometry, target.copies, order)
-    outputs = statistics_of(g_cut, share, f"{target.kind}_output", copies=target.copies)
-    thor_input = Port(shared(InputTap, inputs), *a_parameters)
-    thor_output = Port(shared(OutputTap, outputs), *g_parameters)
+    inputs = statistics_of(a_cut, share, f"{target.kind}_input", in_features, geometry, target.copies, order, sharing)
+    outputs = statistics_of(g_cut, share, f"{target.kind}_output", copies=target.copies, sharing=sharing)
+    ports: list[Port | PairPort]
+    if sharing == EXPAND:
+        tap = shared(RowsTap, inputs, outputs, rows_of(sharing, target.kind))
+        thor_input, thor_output = shared(Untapped), RowsPort(tap, a_parameters, g_parameters)
+        ports = [thor_output]
+    else:
+        thor_input = Port(shared(InputTap, inputs), *a_parameters)
+        thor_output = OutputPort(shared(OutputTap, outputs), *g_parameters)
+        ports = [thor_input, thor_output]
     original = type(cell)
     values = {"thor_input": thor_input, "thor_output": thor_output, "thor_geometry": geometry,
               "thor_as_patches": device.convolution_path() == "patches", "thor_original": original}  # fmt: skip
     set_unregistered(cell, **values)
     cell.__class__ = _tapped_class(original)
-    return [thor_input, thor_output]
+    return ports
 
 
-def _pair_tap(cell: nn.Cell, target: Target, g_cut, share: float) -> nn.Cell:
+def _pair_tap(cell: nn.Cell, target: Target, g_cut, share: float, sharing: str) -> nn.Cell:
     if target.kind.startswith("norm"):
         is_layer = isinstance(cell, nn.LayerNorm)
-        epsilon = cell.epsilon if is_layer else cell.eps
-        return shared(NormTap, "layer" if is_layer else "batch", target.kind == "norm_scale", float(epsilon))
+        epsilon, by_row = float(cell.epsilon if is_layer else cell.eps), is_layer and sharing == EXPAND
+        rows = rows_of(EXPAND if by_row else POOLED, target.kind)
+        return shared(NormTap, "layer" if is_layer else "batch", target.kind == "norm_scale", epsilon, rows, by_row)
+    rows, of_rows = rows_of(sharing, "dense"), EXPAND if sharing == EXPAND else POOLED
     if isinstance(cell, nn.Embedding):
         tap = EmbeddingTap if target.kind == "embedding" else TiedEmbeddingTap
-        return shared(tap, target.a_dim, statistics_of(g_cut, share, "dense_output"))
-    return shared(TiedDecoderTap, statistics_of(g_cut, share, "dense_input"))
+        return shared(tap, target.a_dim, statistics_of(g_cut, share, "dense_output", sharing=of_rows), rows)
+    return shared(TiedDecoderTap, statistics_of(g_cut, share, "dense_input", sharing=of_rows), rows)
 
 
 def _attach_pair(cell: nn.Cell, slot: str, port: PairPort) -> None:

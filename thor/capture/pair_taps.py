@@ -41,25 +41,55 @@ class PairTap(nn.Cell):
         return y
 
 
+class RowsPort(PairPort):
+    """A :class:`PairPort` of a layer whose input x has a gradient, to which the tap adds nothing."""
+
+    def construct(self, y, x):
+        if self.active:
+            x = ops.stop_gradient(x)
+            return self.tap(y, x, self.a_blocks, self.a_probe, self.a_uses, self.g_blocks, self.g_probe, self.g_uses)
+        return y
+
+
+class RowsTap(PairTap):
+    """A dense layer or a convolution of which only the rows count whose output gradient is not zero."""
+
+    def __init__(self, inputs: Statistics, outputs: Statistics, rows: nn.Cell):
+        super().__init__()
+        self.inputs, self.outputs, self.rows = inputs, outputs, rows
+
+    def bprop(self, y, x, a_blocks, a_probe, a_uses, g_blocks, g_probe, g_uses, out, dout):
+        valid, _ = self.rows(dout)
+        a, a_beside, one = self.inputs(x, valid, a_probe)
+        g, g_beside, _ = self.outputs(dout, valid, g_probe)
+        return dout, ops.zeros_like(x), a, a_beside, one, g, g_beside, one
+
+
 class EmbeddingTap(PairTap):
     """A: the token frequencies; G: as of a dense layer with one-hot inputs."""
 
-    def __init__(self, vocabulary: int, outputs: Statistics):
+    def __init__(self, vocabulary: int, outputs: Statistics, rows: nn.Cell):
         super().__init__()
-        self.vocabulary, self.outputs = vocabulary, outputs
+        self.vocabulary, self.outputs, self.rows = vocabulary, outputs, rows
 
     def bprop(self, y, x, a_blocks, a_probe, a_uses, g_blocks, g_probe, g_uses, out, dout):
-        blocks, beside, one = self.outputs(dout.reshape(-1, dout.shape[-1]), g_probe)
-        frequencies = formulas.token_frequencies(x, self.vocabulary)
+        gradients = dout.reshape(-1, dout.shape[-1])
+        valid, _ = self.rows(gradients)
+        blocks, beside, one = self.outputs(gradients, valid, g_probe)
+        frequencies = formulas.token_frequencies(x, self.vocabulary, valid)
         return dout, ops.zeros_like(x), frequencies, ops.zeros_like(a_probe), one, blocks, beside, one
 
 
 class NormTap(PairTap):
-    """A: 1; G: the diagonal Fisher of a normalisation layer's scale or shift."""
+    """A: 1; G: the diagonal Fisher of a normalisation layer's scale or shift.
 
-    def __init__(self, kind: str, is_scale: bool, epsilon: float):
+    ``by_row``: every row is a term (LayerNorm, weight sharing "expand"); else every example is one.
+    """
+
+    def __init__(self, kind: str, is_scale: bool, epsilon: float, rows: nn.Cell, by_row: bool):
         super().__init__()
         self.channel_last, self.is_scale, self.epsilon = kind == "layer", is_scale, epsilon
+        self.rows, self.by_row = rows, by_row
 
     def bprop(self, y, x, a_blocks, a_probe, a_uses, g_blocks, g_probe, g_uses, out, dout):
         gradient = dout.astype(a_blocks.dtype)
@@ -68,43 +98,65 @@ class NormTap(PairTap):
                 gradient = gradient * formulas.layer_normalized(x, self.epsilon)
             else:
                 gradient = gradient * formulas.batch_normalized(x, self.epsilon)
-        fisher = formulas.diagonal_fisher(formulas.per_example(gradient, self.channel_last))
+        if self.by_row:
+            gradient = gradient.reshape(-1, gradient.shape[-1])
+            _, terms = self.rows(dout.reshape(-1, dout.shape[-1]))
+        else:
+            gradient = formulas.per_example(gradient, self.channel_last)
+            _, terms = self.rows(gradient)
+        fisher = formulas.diagonal_fisher(gradient, terms)
         return (
             dout, ops.zeros_like(x), ops.ones_like(a_blocks), ops.zeros_like(a_probe), ops.ones_like(a_uses),
             fisher, ops.zeros_like(g_probe), ops.ones_like(g_uses),
         )  # fmt: skip
 
 
-class TiedEmbeddingTap(PairTap):
-    """As :class:`EmbeddingTap`, for a table that is also a decoder's weight: balanced (see ``formulas.balance``)."""
+class TiedTap(PairTap):
+    """A table [V, D] that is used twice, as an embedding and as a decoder's weight.
 
-    def __init__(self, vocabulary: int, outputs: Statistics):
-        super().__init__()
-        self.vocabulary, self.outputs = vocabulary, outputs
-
-    def bprop(self, y, x, a_blocks, a_probe, a_uses, g_blocks, g_probe, g_uses, out, dout):
-        blocks, beside, one = self.outputs(dout.reshape(-1, dout.shape[-1]), g_probe)
-        rows = formulas.token_frequencies(x, self.vocabulary)
-        scale = formulas.balance(rows, blocks, dout.shape[-1])
-        return dout, ops.zeros_like(x), rows * scale, ops.zeros_like(a_probe), one, blocks / scale, beside / scale, one
-
-
-class TiedDecoderTap(PairTap):
-    """A decoder x W^T whose weight is an embedding's table [V, D].
-
-    The diagonal of the decoder's G serves as the table's A, and the decoder's A as the table's G; both are balanced.
+    The table's A is a diagonal over its rows, its G a factor of its columns. Both are balanced (``formulas.balance``).
+    The Fisher's trace of each use takes the place of the count of G's uses, for the traces of the sums over the uses do
+    not multiply to it.
     """
 
-    def __init__(self, inputs: Statistics):
+    def returned(self, x, dout, a_probe, rows, blocks, beside, one, width):
+        """What ``bprop`` returns, for the table's rows and the blocks and beside of its columns."""
+        trace = rows.sum() * formulas.traces(blocks).sum()
+        scale = formulas.balance(rows, blocks, width)
+        return (
+            dout, ops.zeros_like(x), rows * scale, ops.zeros_like(a_probe), one,
+            blocks / scale, beside / scale, one * trace,
+        )  # fmt: skip
+
+
+class TiedEmbeddingTap(TiedTap):
+    """The embedding's use: token frequencies, and G as of a dense layer with one-hot inputs."""
+
+    def __init__(self, vocabulary: int, outputs: Statistics, rows: nn.Cell):
         super().__init__()
-        self.inputs = inputs
+        self.vocabulary, self.outputs, self.rows = vocabulary, outputs, rows
 
     def bprop(self, y, x, a_blocks, a_probe, a_uses, g_blocks, g_probe, g_uses, out, dout):
-        blocks, beside, one = self.inputs(x.reshape(-1, x.shape[-1]), g_probe)
+        gradients = dout.reshape(-1, dout.shape[-1])
+        valid, _ = self.rows(gradients)
+        blocks, beside, one = self.outputs(gradients, valid, g_probe)
+        rows = formulas.token_frequencies(x, self.vocabulary, valid)
+        return self.returned(x, dout, a_probe, rows, blocks, beside, one, dout.shape[-1])
+
+
+class TiedDecoderTap(TiedTap):
+    """The use as a decoder x W^T: the diagonal of its G belongs to the rows, its A to the columns."""
+
+    def __init__(self, inputs: Statistics, rows: nn.Cell):
+        super().__init__()
+        self.inputs, self.rows = inputs, rows
+
+    def bprop(self, y, x, a_blocks, a_probe, a_uses, g_blocks, g_probe, g_uses, out, dout):
         gradients = dout.reshape(-1, dout.shape[-1]).astype(a_blocks.dtype)
-        rows = formulas.diagonal_fisher(gradients)
-        scale = formulas.balance(rows, blocks, x.shape[-1])
-        return dout, ops.zeros_like(x), rows * scale, ops.zeros_like(a_probe), one, blocks / scale, beside / scale, one
+        valid, terms = self.rows(gradients)
+        blocks, beside, one = self.inputs(x.reshape(-1, x.shape[-1]), valid, g_probe)
+        rows = formulas.diagonal_fisher(gradients, terms)
+        return self.returned(x, dout, a_probe, rows, blocks, beside, one, x.shape[-1])
 
 
 class TappedPair(nn.Cell):

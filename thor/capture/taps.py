@@ -32,7 +32,7 @@ class InputTap(Tap):
     """Statistics of a layer's input."""
 
     def bprop(self, x, blocks, probe, uses, out, dout):
-        fresh_blocks, beside, one = self.statistics(x, probe)
+        fresh_blocks, beside, one = self.statistics(x, None, probe)
         return dout, fresh_blocks, beside, one
 
 
@@ -40,7 +40,7 @@ class OutputTap(Tap):
     """Statistics of the gradient of a layer's output."""
 
     def bprop(self, x, blocks, probe, uses, out, dout):
-        fresh_blocks, beside, one = self.statistics(dout, probe)
+        fresh_blocks, beside, one = self.statistics(dout, None, probe)
         return dout, fresh_blocks, beside, one
 
 
@@ -59,6 +59,22 @@ class Port(nn.Cell):
         return x
 
 
+class OutputPort(Port):
+    """A port for a layer's output y, which is given the layer's input x too."""
+
+    def construct(self, y, x):
+        if self.active:
+            return self.tap(y, self.blocks, self.probe, self.uses)
+        return y
+
+
+class Untapped(nn.Cell):
+    """Stands where a layer has no port."""
+
+    def construct(self, x):
+        return x
+
+
 class TappedDense(nn.Dense):
     """``nn.Dense`` with ports around its affine part. Made by class assignment, never constructed."""
 
@@ -66,10 +82,11 @@ class TappedDense(nn.Dense):
         shape = x.shape
         if len(shape) != 2:
             x = x.reshape(-1, shape[-1])
+        rows = x
         x = self.matmul(self.thor_input(x), self.weight)
         if self.has_bias:
             x = self.bias_add(x, self.bias)
-        x = self.thor_output(x)
+        x = self.thor_output(x, rows)
         if self.activation_flag:
             x = self.activation(x)
         if len(shape) != 2:
@@ -81,6 +98,7 @@ class TappedConv2d(nn.Conv2d):
     """``nn.Conv2d`` with ports around it. Made by class assignment, never constructed."""
 
     def construct(self, x):
+        image = x
         x = self.thor_input(x)
         if self.thor_as_patches:
             x = convolution.convolve(x, self.weight, self.thor_geometry, self.out_channels)
@@ -88,4 +106,4 @@ class TappedConv2d(nn.Conv2d):
             x = self.conv2d(x, self.weight)
         if self.has_bias:
             x = self.bias_add(x, self.bias)
-        return self.thor_output(x)
+        return self.thor_output(x, image)

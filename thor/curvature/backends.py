@@ -32,6 +32,8 @@ class HostAlgebra:
 
     def _blocks(self, factor: Factor, u: np.ndarray | None) -> np.ndarray:
         blocks = factor.blocks.asnumpy()
+        if factor.scale != 1.0:
+            blocks = np.float32(factor.scale) * blocks
         if u is not None:
             parts = _by_block(factor, u)
             blocks = blocks - parts.transpose(0, 1, 3, 2) @ parts
@@ -86,6 +88,7 @@ class DeviceAlgebra:
 
     def blocks(self, factors: Sequence[Factor], us: Sequence[np.ndarray | None]) -> list[Tensor]:
         stacks = [ops.reshape(f.blocks, (-1, f.cut.size, f.cut.size)) for f in factors]
+        stacks = [x if f.scale == 1.0 else x * f.scale for x, f in zip(stacks, factors, strict=True)]
         if all(u is None for u in us):
             return stacks
         rank = max(f.cut.rank for f in factors)

@@ -7,10 +7,13 @@ c copies (groups), n blocks of b rows, and rank r:
     estimate   blocks [c, n, b, b]   diagonal blocks of the factor
                beside [c, n b, r]    the scaled mean (r = 1), or Z = A Q of the low-rank part; [1] for plain blocks
                probe  as beside      Q of "block+rank"; in every split, its gradient is the fresh value of beside
-               uses   [1]            uses of the layer in one forward pass
+               uses   [1]            uses of the layer in one forward pass (a tied table's G: thor/capture/pair_taps.py)
     cache      inverse [c, n, b, b]  D^-1, where D holds the damped diagonal blocks of A - U^T U
                s      [c, n b, r]    Woodbury: (D + U^T U)^-1 = D^-1 - s t
                t      [c, r, n b]
+
+The estimates are sums over the uses of a layer. The factor is the blocks times ``scale``: 1 for G, the sum over the
+uses, and 1 / uses for A, their mean, so that A (x) G is the sum of the uses' Fishers if they are alike.
 
 If the bias is separate (thor/factors/blocks.py), beside and probe have n b + 1 rows, and the inverse is bordered:
 
@@ -24,6 +27,7 @@ bias's row and column: [c, 1, dim, dim] without padding. s and t are unused then
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 
 import numpy as np
 from mindspore import Parameter
@@ -49,6 +53,7 @@ class Factor:
         self.beside = parameter(f"{name}.beside", np.zeros(thin, np.float32))
         self.probe = parameter(f"{name}.probe", self._first_probe(thin))
         self.uses = parameter(f"{name}.uses", np.ones(1, np.float32))
+        self.scale_by: Callable[[], float] = _one  # what answers ``scale``
         identity = np.broadcast_to(np.eye(inverse[-1], dtype=np.float32), inverse)
         self.inverse = parameter(f"{name}.inverse", identity if held else np.zeros(1, np.float32))
         self.s = parameter(f"{name}.s", np.zeros(s if held else 1, np.float32))
@@ -90,21 +95,35 @@ class Factor:
         """All Parameters, for checkpoints."""
         return (*self.estimates, self.probe, *self.cache)
 
-    def traces(self) -> np.ndarray:
-        """The trace of each copy's estimate, [c] float32: of the blocks, plus the diagonal entry of a separate bias.
+    @property
+    def scale(self) -> float:
+        """What the estimates are multiplied by."""
+        return self.scale_by()
+
+    @property
+    def count(self) -> float:
+        """Uses of the layer in one forward pass, on the average."""
+        return float(self.uses.asnumpy()[0])
+
+    def sums(self) -> np.ndarray:
+        """The trace of each copy's estimate without ``scale``, [c] float64: with the entry of a separate bias.
 
         The bias's entry is u_b^2 / uses, with u_b its entry in the scaled mean, as in :func:`low_rank_part`.
         """
-        traces = np.einsum("cnii->c", self.blocks.asnumpy(), dtype=np.float64)
+        traces: np.ndarray = np.einsum("cnii->c", self.blocks.asnumpy(), dtype=np.float64)
         if self.cut.bias_apart:
-            traces += self.beside.asnumpy()[:, -1, 0].astype(np.float64) ** 2 / max(1.0, float(self.uses.asnumpy()[0]))
-        return traces.astype(np.float32)
+            traces += self.beside.asnumpy()[:, -1, 0].astype(np.float64) ** 2 / self.count
+        return traces
+
+    def traces(self) -> np.ndarray:
+        """The trace of each copy's factor, [c] float32."""
+        return (self.scale * self.sums()).astype(np.float32)
 
     def dense(self) -> np.ndarray:
         """The factor as its split approximates it: [c, dim, dim] float32, or [c, dim] if it is diagonal."""
-        blocks = self.blocks.asnumpy()
+        blocks = np.float32(self.scale) * self.blocks.asnumpy()
         if self.diagonal:
-            return blocks.reshape(self.copies, -1).copy()
+            return blocks.reshape(self.copies, -1)
         full = assemble(blocks, self.cut.thin)
         u = low_rank_part(self)
         if u is not None:
@@ -128,6 +147,11 @@ class Factor:
                 right = np.concatenate([s @ bias[:, :-1], bias[:, -1:]], 1)
                 full = np.concatenate([np.concatenate([full, -t[:, -1:]], 1), right], 2)
         return without_padding(full, self.cut)
+
+
+def _one() -> float:
+    """The scale of a factor whose estimate it is."""
+    return 1.0
 
 
 def assemble(blocks: np.ndarray, rows: int) -> np.ndarray:
@@ -154,7 +178,8 @@ def low_rank_part(factor: Factor) -> np.ndarray | None:
     """U [c, r, n b (+1)] in float64 with A - U^T U positive semi-definite, from the estimate; None for plain blocks.
 
     "block+mean": U is the scaled mean. The estimate of a layer used k times is a sum of k means, which is divided by
-    sqrt(k): sum_i A_i - (1/k) (sum u)(sum u)^T is positive semi-definite.
+    sqrt(k): sum_i A_i - (1/k) (sum u)(sum u)^T is positive semi-definite. So it is for any average of such sums, with
+    the average of k. Times ``scale``, as the blocks are.
 
     "block+rank": Nystroem, U = W^(-1/2) Z^T with W = Q^T Z. Eigenvectors of W whose eigenvalue is numerically zero are
     dropped, which keeps U^T U below A.
@@ -163,8 +188,8 @@ def low_rank_part(factor: Factor) -> np.ndarray | None:
         return None
     beside = factor.beside.asnumpy().astype(np.float64)
     if factor.cut.split == "block+mean":
-        return beside.transpose(0, 2, 1) / np.sqrt(max(1.0, float(factor.uses.asnumpy()[0])))
-    probe = factor.probe.asnumpy().astype(np.float64)
+        return beside.transpose(0, 2, 1) * np.sqrt(factor.scale / factor.count)
+    beside, probe = factor.scale * beside, factor.probe.asnumpy().astype(np.float64)
     w = probe.transpose(0, 2, 1) @ beside
     values, vectors = np.linalg.eigh((w + w.transpose(0, 2, 1)) / 2)
     keep = values > 1e-6 * np.maximum(values[:, -1:], 1e-300)

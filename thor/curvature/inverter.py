@@ -225,9 +225,9 @@ def _next_probe(
 
     The running average Z = A Q knows A only through the old Q. For the new Q it becomes (D + U^T U) Q, where
     ``product`` is D Q. D + U^T U has the factor's own diagonal blocks, so that later averages into Z stay consistent
-    with them, and A - U^T U stays positive semi-definite.
+    with them, and A - U^T U stays positive semi-definite. The estimate lacks the factor's ``scale``.
     """
-    beside = product + u.transpose(0, 2, 1) @ (u @ probe)
+    beside = (product + u.transpose(0, 2, 1) @ (u @ probe)) / factor.scale
     return [(factor.probe, Tensor(probe.astype(np.float32))), (factor.beside, Tensor(beside.astype(np.float32)))]
 
 

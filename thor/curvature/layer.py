@@ -13,17 +13,20 @@ from thor.curvature.damping import damped_trace, pi_split
 from thor.curvature.direction import Direction, DirectionElsewhere, Form
 from thor.curvature.factor import Factor
 from thor.factors.blocks import BlockPlan, Cut, diagonal_cut
+from thor.factors.statistics import POOLED
 from thor.runtime.graph_ops import shared
 
-#: Average number of calls per step below which a layer counts as unused: its factors have decayed since its last calls.
-MIN_USES = 0.05
+#: Average number of calls per step below which a layer counts as unused: little is left of its last calls.
+MIN_USES = 1e-3
 
 
 class Layer:
     """A captured layer: its weights, its two factors, its ports."""
 
-    def __init__(self, target: Target, plan: BlockPlan, *, held: bool = True, share: float = 1.0):
-        self.held = held
+    def __init__(
+        self, target: Target, plan: BlockPlan, *, held: bool = True, share: float = 1.0, sharing: str = POOLED
+    ):
+        self.held, self.sharing = held, sharing
         self.name, self.kind, self.cells = target.name, target.kind, target.cells
         self.weight, self.bias, self.copies = target.weight, target.bias, target.copies
         a_cut, g_cut = cuts_of(target, plan)
@@ -42,8 +45,10 @@ class Layer:
         self.positions = area if plan.order == "position" and self.a.cut.count > 1 else 1
         self.ports = attach(
             target, self.a.cut, self.g.cut, self.a.port_parameters, self.g.port_parameters,
-            "position" if self.positions > 1 else "channel", share,
+            "position" if self.positions > 1 else "channel", share, sharing,
         )  # fmt: skip
+        if not self.single:
+            self.a.scale_by = self._tied_scale if target.kind == "tied" else self._mean_over_uses
 
     @property
     def port_parameters(self) -> tuple[Parameter, ...]:
@@ -81,12 +86,22 @@ class Layer:
 
     @property
     def used(self) -> bool:
-        """True if the network has called the layer in more than a few of the steps that its factors average over.
+        """True if the network has called the layer in the steps that its factors average over.
 
         False also for a layer with a constant input: a compiled graph does not call the port of a constant, so that
         A is unknown.
         """
-        return all(float(factor.uses.asnumpy()[0]) > MIN_USES for factor in (self.a, self.g))
+        return all(factor.count > MIN_USES for factor in (self.a, self.g))
+
+    def _mean_over_uses(self) -> float:
+        """A is the mean over the uses."""
+        count = self.a.count
+        return 1.0 / count if count > MIN_USES else 1.0
+
+    def _tied_scale(self) -> float:
+        """The scale of A for which A (x) G has the sum of the traces of both uses' Fishers (capture/pair_taps.py)."""
+        product = float((self.a.sums() * self.g.sums()).sum())
+        return self.g.count / product if product > 0 else 1.0
 
     def traces(self) -> np.ndarray:
         """Traces of the estimates [2 c]: of A's copies, then of G's."""
@@ -130,8 +145,8 @@ def cuts_of(target: Target, plan: BlockPlan) -> tuple[Cut, Cut]:
     return plan.cut(target.a_dim, target.name, "a", bias=target.bias is not None, across=across), g_cut
 
 
-def _scale_powers(kind: str, g_cut: Cut) -> tuple[int, int, int]:
-    """Powers of the loss scale in the statistics: (A's blocks, G's blocks, G's scaled mean or low-rank part)."""
+def _scale_powers(kind: str, g_cut: Cut) -> tuple[int, int, int, int]:
+    """Powers of the loss scale in the statistics: (A's blocks, G's blocks, G's mean or low-rank part, G's uses)."""
     if kind == "tied":
-        return 1, 1, 1
-    return 0, 2, 1 if g_cut.split == "block+mean" else 2
+        return 1, 1, 1, 2
+    return 0, 2, 1 if g_cut.split == "block+mean" else 2, 0

@@ -1,23 +1,32 @@
 """Formulas of a layer's Kronecker factors A and G (pure functions of tensors, float32).
 
-Every layer is brought to one form: *features* X [e, c, d, R] and a scale. There are c independent copies (groups of a
-convolution, else 1), d coordinates, and e parts of R rows (examples, or example-position pairs). The factor is scale
-times the sum of X X^T over the parts. In a convolution of many positions each example is a part: bringing all rows into
-one part would copy the patches, its largest tensors by far. The features of a dense layer stay *by rows*, as they come:
-X^T [1, 1, R, d]. Transpositions are avoided where possible: see ``thor.runtime.graph_ops.swapped``.
+Every layer is brought to one form: *features* X [e, c, d, R], a scale and a number of rows. There are c independent
+copies (groups of a convolution, else 1), d coordinates, and e parts of R rows (examples, or example-position pairs).
+The factor is scale times the sum of X X^T over the parts. In a convolution of many positions each example is a part:
+bringing all rows into one part would copy the patches, its largest tensors by far. The features of a dense layer stay
+*by rows*, as they come: X^T [1, 1, R, d]. Transpositions are avoided where possible: see
+``thor.runtime.graph_ops.swapped``.
 
-    layer    rows     A, of the input                G, of g = dL/ds, L the mean loss    source
-    dense    N        (1/N) sum a a^T                N sum g g^T                         Martens & Grosse 2015
-    conv     B P      (1/B) sum of patches p p^T     (B / P) sum g g^T                   Grosse & Martens 2016 (KFC)
-    token    N        diag of token frequencies      N sum g g^T                         a = one-hot: A is diagonal
-    norm     B        1                              diag of B sum_b (sum_p g x)^2       the exact diagonal Fisher
+The loss L is a mean over M terms, and A (x) G estimates the Fisher of the terms, F = (1/M) sum of the outer products of
+their gradients. With g = dL/ds of a row, and N rows:
 
-N counts all leading axes of a dense layer's input (K-FAC expand, Eschenhagen et al. 2023), B the examples, P the
-positions. With a bias, A's last coordinate is the constant 1. A (x) G estimates the Fisher of the per-example losses.
+    layer    rows     A, of the input                G, of g                         source
+    dense    N        (1/N) sum a a^T                M sum g g^T                     Martens & Grosse 2015
+    conv     B P      (1/B) sum of patches p p^T     (M / P) sum g g^T               Grosse & Martens 2016 (KFC)
+    token    N        diag of token frequencies      M sum g g^T                     a = one-hot: A is diagonal
+    norm     B        1                              diag of M sum_b (sum_p g x)^2   the exact diagonal Fisher
+
+B counts the examples, P the positions. With a bias, A's last coordinate is the constant 1. How rows belong to terms is
+the layer's *weight sharing* (Eschenhagen et al. 2023):
+
+    pooled   M = B: the rows of an example belong to one term, and are taken as independent
+    expand   every row is a term: M counts the rows whose g is not zero, and A is a mean over these alone
+    reduce   M = B: the rows of an example belong to one term; a is their mean, g is their sum
+
+Without weight sharing, one row an example, the three are the same.
 
 A factor may be computed from the first k of N examples, which are a random sample if batches are. A is a mean over rows
-and takes k for N. G also needs the factor (N / k)^2, because g = dL/ds of a mean loss carries 1 / N
-(:func:`first_examples`).
+and takes k for N. The sum of G is over k of N examples, and is multiplied by N / k (:func:`first_examples`).
 
 Only the diagonal blocks are computed, [e c n, b, R] x [e c n, R, b]: no d x d product is formed.
 """
@@ -47,25 +56,46 @@ def first_examples(x, share):
     return x[:kept], count / kept
 
 
+def terms_of(examples, rows):
+    """The number of terms: that of the batch's examples; of ``rows`` where the batch is unknown, which is 0."""
+    return examples if examples > 0 else rows
+
+
 def dense_input(x):
-    """Input rows [N, I] as features by rows [1, 1, N, I], and A's scale 1 / N."""
+    """Input rows [N, I] as features by rows [1, 1, N, I], A's scale 1 / N, and N."""
     rows, inputs = x.shape
-    return reshaped(_cast(x, ms.float32), (1, 1, rows, inputs)), 1.0 / rows
+    return reshaped(_cast(x, ms.float32), (1, 1, rows, inputs)), 1.0 / rows, rows
 
 
-def dense_output(g):
-    """Output gradients [N, O] as features by rows [1, 1, N, O], and G's scale N."""
+def dense_output(g, examples):
+    """Output gradients [N, O] as features by rows [1, 1, N, O], G's scale M, and N."""
     rows, outputs = g.shape
-    return reshaped(_cast(g, ms.float32), (1, 1, rows, outputs)), 1.0 * rows
+    return reshaped(_cast(g, ms.float32), (1, 1, rows, outputs)), 1.0 * terms_of(examples, rows), rows
+
+
+def by_example(x, examples):
+    """Rows [N, d] as [B, N / B, d] float32."""
+    rows, width = x.shape
+    return reshaped(_cast(x, ms.float32), (terms_of(examples, rows), -1, width))
+
+
+def reduced_dense_input(x, examples):
+    """As :func:`dense_input`, of the mean row of each example."""
+    return dense_input(by_example(x, examples).mean(1))
+
+
+def reduced_dense_output(g, examples):
+    """As :func:`dense_output`, of the sum of each example's rows."""
+    return dense_output(by_example(g, examples).sum(1), examples)
 
 
 def conv_input(x, geometry):
-    """Input [B, C, H, W] as features [B, g, (C / g) k, P], or [1, g, (C / g) k, B P], and A's scale 1 / B.
+    """Input [B, C, H, W] as features [B, g, (C / g) k, P], or [1, g, (C / g) k, B P], A's scale 1 / B, and B P.
 
     Coordinates are ordered (channel, kernel position).
     """
     patches = geometry(_cast(x, ms.float32))
-    return parts(patches, geometry.groups), 1.0 / patches.shape[0]
+    return parts(patches, geometry.groups), 1.0 / patches.shape[0], patches.shape[0] * patches.shape[2]
 
 
 def conv_input_by_position(x, geometry):
@@ -74,14 +104,56 @@ def conv_input_by_position(x, geometry):
     batch, coordinates, positions = patches.shape
     groups, area = geometry.groups, geometry.kernel[0] * geometry.kernel[1]
     ordered = swapped(patches, batch * groups, coordinates // (groups * area), area, positions)
-    return parts(reshaped(ordered, patches.shape), groups), 1.0 / batch
+    return parts(reshaped(ordered, patches.shape), groups), 1.0 / batch, batch * positions
 
 
-def conv_output(g, groups):
-    """Output gradients [B, O, H, W] as features [B, g, O / g, P], or [1, g, O / g, B P], and G's scale B / P."""
+def conv_output(g, groups, examples):
+    """Output gradients [B, O, H, W] as features [B, g, O / g, P], or [1, g, O / g, B P], G's scale M / P, and B P."""
     batch, channels, height, width = g.shape
     positions = height * width
-    return parts(reshaped(_cast(g, ms.float32), (batch, channels, positions)), groups), 1.0 * batch / positions
+    values = parts(reshaped(_cast(g, ms.float32), (batch, channels, positions)), groups)
+    return values, 1.0 * terms_of(examples, batch) / positions, batch * positions
+
+
+def apart(features, batch):
+    """Features of B examples as [B, c, d, P]: undoes the joining of all rows in one part (:func:`parts`)."""
+    count, copies, dim, rows = features.shape
+    if count == batch:
+        return features
+    return reshaped(swapped(features, 1, copies * dim, batch, rows // batch), (batch, copies, dim, rows // batch))
+
+
+def mask_of(valid, features):
+    """A mask of rows in a shape that multiplies their features, by rows or not."""
+    if len(valid.shape) == 1:
+        return reshaped(valid, (1, 1, -1, 1))
+    return reshaped(valid, (features.shape[0], 1, 1, -1))
+
+
+def reduced_conv(features, scale, by_sum):
+    """Features [B, c, d, P] with one row an example: [1, c, d, B], the mean of its P rows, or their sum; and B.
+
+    ``scale`` is that of the reduced features.
+    """
+    reduced = features.sum(-1) if by_sum else features.mean(-1)
+    batch, copies, dim = reduced.shape
+    return reduced.transpose(1, 2, 0).reshape(1, copies, dim, batch), scale, batch
+
+
+def rows_with_gradient(g):
+    """Which rows of output gradients [N, O] are not all zero, [N] float32 of 0 and 1."""
+    sizes = _product(ops.abs(_cast(g, ms.float32)), constant((g.shape[1], 1), 1.0))
+    return _cast(reshaped(sizes, (-1,)) > 0, ms.float32)
+
+
+def positions_with_gradient(g):
+    """Which positions of output gradients [B, O, H, W] are not all zero, [B, H W] float32 of 0 and 1."""
+    return _cast(ops.abs(_cast(g, ms.float32)).sum(1) > 0, ms.float32).reshape(g.shape[0], -1)
+
+
+def at_least_one(count):
+    """A count as a divisor."""
+    return ops.maximum(count, ops.ones_like(count))
 
 
 def parts(values, groups):
@@ -93,11 +165,13 @@ def parts(values, groups):
     return reshaped(rows, (1, groups, channels // groups, batch * positions))
 
 
-def token_frequencies(ids, vocabulary):
-    """Relative frequency of each token in ids [...], as diagonal blocks [1, V, 1, 1]: the A of an embedding."""
-    flat = ids.reshape(-1)
-    counts = ops.unsorted_segment_sum(ops.ones(flat.shape, ms.float32), flat, vocabulary)
-    return (counts / flat.shape[0]).reshape(1, vocabulary, 1, 1)
+def token_frequencies(ids, vocabulary, valid):
+    """Relative frequency of each token in ids [...], as diagonal blocks [1, V, 1, 1]: the A of an embedding.
+
+    Only the ids count whose entry in ``valid`` [N], of 0 and 1, is 1.
+    """
+    counts = ops.unsorted_segment_sum(valid, ids.reshape(-1), vocabulary)
+    return (counts / at_least_one(valid.sum())).reshape(1, vocabulary, 1, 1)
 
 
 def balance(rows, blocks, dim):
@@ -119,14 +193,13 @@ def per_example(values, channel_last):
     return values.reshape(values.shape[0], values.shape[1], -1).sum(-1)
 
 
-def diagonal_fisher(gradients):
-    """Diagonal blocks [1, C, 1, 1] of the empirical Fisher B sum_b g_b g_b^T, from the examples' parts g_b, [B, C].
+def diagonal_fisher(gradients, terms):
+    """Diagonal blocks [1, C, 1, 1] of the empirical Fisher M sum_m g_m g_m^T, from the parts g_m of the terms, [., C].
 
-    With a mean loss L, dL/dw = sum_b g_b, and B g_b is the gradient of example b's own loss. The Fisher is the mean of
-    the squares of these gradients.
+    With a mean loss L over M terms, dL/dw = sum_m g_m, and M g_m is the gradient of term m's own loss. The Fisher is
+    the mean of the squares of these gradients.
     """
-    batch, channels = gradients.shape
-    return ((gradients * gradients).sum(0) * batch).reshape(1, channels, 1, 1)
+    return ((gradients * gradients).sum(0) * terms).reshape(1, gradients.shape[1], 1, 1)
 
 
 def batch_normalized(x, epsilon):
@@ -181,39 +254,33 @@ def diagonal_by_rows(features, scale):
     return reshaped(_sum(features * features, 2) * scale, (1, features.shape[3], 1, 1))
 
 
-def scaled_mean(features, scale):
-    """The scaled mean u [c, d, 1] = sqrt(scale / (e R)) * sum of all e R rows.
+def scaled_mean(features, scale, count):
+    """The scaled mean u [c, d, 1] = sqrt(scale / count) * sum of all rows, of which ``count`` are not zero.
 
-    u u^T is e R * scale times the outer product of the mean row. By Jensen's inequality scale * X X^T - u u^T is
-    positive semi-definite, and no larger multiple of u u^T has this property for all X. For a dense layer's A, u is the
-    mean input.
+    u u^T is count * scale times the outer product of the mean of these rows. By Jensen's inequality scale * X X^T -
+    u u^T is positive semi-definite, and no larger multiple of u u^T has this property for all X. For a dense layer's A,
+    u is the mean input.
     """
     part_count, copies, dim, rows = features.shape
     sums = _product(reshaped(features, (-1, rows)), constant((rows, 1), 1.0))
-    return reshaped(sum_over_parts(reshaped(sums, (part_count, -1))) * root(scale, part_count * rows), (copies, dim, 1))
+    return reshaped(sum_over_parts(reshaped(sums, (part_count, -1))) * root(scale, count), (copies, dim, 1))
 
 
-def scaled_mean_by_rows(features, scale):
+def scaled_mean_by_rows(features, scale, count):
     """As :func:`scaled_mean`, for features by rows, [1, 1, R, d]."""
     _, _, rows, dim = features.shape
     sums = _product(constant((1, rows), 1.0), reshaped(features, (rows, dim)))
-    return reshaped(sums * root(scale, rows), (1, dim, 1))
+    return reshaped(sums * root(scale, count), (1, dim, 1))
 
 
-def bias_mean(features, scale):
-    """The entry [c, 1, 1] of :func:`scaled_mean` for a coordinate that is 1 in all rows, sqrt(scale e R)."""
-    part_count, copies, _, rows = features.shape
-    return constant((copies, 1, 1), part_count * rows * root(scale, part_count * rows))
+def bias_mean(features, scale, count):
+    """The entry [c, 1, 1] of :func:`scaled_mean` for a coordinate that is 1 in all rows, sqrt(scale count)."""
+    return constant((features.shape[1], 1, 1), 1.0) * (count * root(scale, count))
 
 
-def bias_mean_by_rows(features, scale):
-    """As :func:`bias_mean`, for features by rows, [1, 1, R, d]."""
-    return constant((1, 1, 1), features.shape[2] * root(scale, features.shape[2]))
-
-
-def root(scale, rows):
-    """The square root of scale / rows."""
-    return (scale / rows) ** 0.5
+def root(scale, count):
+    """The square root of scale / count."""
+    return (scale / count) ** 0.5
 
 
 def sketch(features, scale, probe):

@@ -13,26 +13,71 @@ from thor.factors.blocks import Cut
 from thor.runtime import convolution
 from thor.runtime.graph_ops import constant, shared
 
+#: How the rows of a layer belong to the loss's terms (formulas.py).
+POOLED, EXPAND, REDUCE = "pooled", "expand", "reduce"
+WEIGHT_SHARING = (POOLED, EXPAND, REDUCE)
 
-class DenseInput(nn.Cell):
-    """Features and scale of a dense layer's input rows (see formulas.py)."""
+
+class Batch(nn.Cell):
+    """The number of examples of the batch that a graph is compiled for; 0 if it is unknown.
+
+    It is read when a graph is compiled, and by an uncompiled step at each call. A graph is compiled anew for each
+    number of examples, for it belongs to the shapes of the inputs.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(auto_prefix=False)
+        self.examples = 0
+
+    def construct(self):
+        return self.examples
+
+
+#: The one batch that is processed at a time.
+BATCH = Batch()
+
+
+class Features(nn.Cell):
+    """Features, scale and number of rows of a layer's input or output gradient; they may read the batch's examples."""
+
+    def __init__(self) -> None:
+        super().__init__(auto_prefix=False)
+        self.batch = BATCH
+
+
+class DenseInput(Features):
+    """Of a dense layer's input rows (see formulas.py)."""
 
     def construct(self, x):
         return formulas.dense_input(x)
 
 
-class DenseOutput(nn.Cell):
-    """Features and scale of a dense layer's output gradients."""
+class DenseOutput(Features):
+    """Of a dense layer's output gradients."""
 
     def construct(self, x):
-        return formulas.dense_output(x)
+        return formulas.dense_output(x, self.batch.examples)
 
 
-class ConvInput(nn.Cell):
-    """Features and scale of a convolution's input."""
+class ReducedDenseInput(Features):
+    """Of the mean input row of each example."""
+
+    def construct(self, x):
+        return formulas.reduced_dense_input(x, self.batch.examples)
+
+
+class ReducedDenseOutput(Features):
+    """Of each example's sum of output gradients."""
+
+    def construct(self, x):
+        return formulas.reduced_dense_output(x, self.batch.examples)
+
+
+class ConvInput(Features):
+    """Of a convolution's input."""
 
     def __init__(self, geometry: convolution.Geometry):
-        super().__init__(auto_prefix=False)
+        super().__init__()
         self.geometry = geometry
 
     def construct(self, x):
@@ -46,28 +91,43 @@ class ConvInputByPosition(ConvInput):
         return formulas.conv_input_by_position(x, self.geometry)
 
 
-class ConvOutput(nn.Cell):
-    """Features and scale of a convolution's output gradients."""
+class ConvOutput(Features):
+    """Of a convolution's output gradients."""
 
     def __init__(self, groups: int):
-        super().__init__(auto_prefix=False)
+        super().__init__()
         self.groups = groups
 
     def construct(self, x):
-        return formulas.conv_output(x, self.groups)
+        return formulas.conv_output(x, self.groups, self.batch.examples)
+
+
+class ReducedConv(Features):
+    """Of the mean patch of each example, or of its sum of output gradients; ``features`` have each example apart."""
+
+    def __init__(self, features: nn.Cell, by_sum: bool):
+        super().__init__()
+        self.features, self.by_sum = features, by_sum
+
+    def construct(self, x):
+        features, _, _ = self.features(x)
+        batch = x.shape[0]
+        terms = formulas.terms_of(self.batch.examples, batch)
+        scale = 1.0 * terms if self.by_sum else 1.0 / batch
+        return formulas.reduced_conv(formulas.apart(features, batch), scale, self.by_sum)
 
 
 class FirstExamples(nn.Cell):
-    """Features and scale of the first k of N examples; (N / k)^``power`` corrects the scale (see formulas.py)."""
+    """Features of the first k of N examples, times N / k if they are a sum over examples, as G is (see formulas.py)."""
 
-    def __init__(self, features: nn.Cell, share: float, power: int):
+    def __init__(self, features: nn.Cell, share: float, is_sum: bool):
         super().__init__(auto_prefix=False)
-        self.features, self.share, self.power = features, share, power
+        self.features, self.share, self.power = features, share, 1 if is_sum else 0
 
     def construct(self, x):
         kept, ratio = formulas.first_examples(x, self.share)
-        features, scale = self.features(kept)
-        return features, scale * ratio**self.power
+        features, scale, rows = self.features(kept)
+        return features, scale * ratio**self.power, rows
 
 
 class AppendConstants(nn.Cell):
@@ -79,8 +139,8 @@ class AppendConstants(nn.Cell):
         self.with_constants = formulas.append_constants_by_rows if by_rows else formulas.append_constants
 
     def construct(self, x):
-        features, scale = self.features(x)
-        return self.with_constants(features, self.values), scale
+        features, scale, rows = self.features(x)
+        return self.with_constants(features, self.values), scale, rows
 
 
 class Blocks(nn.Cell):
@@ -109,7 +169,7 @@ class Diagonal(nn.Cell):
 class NothingBeside(nn.Cell):
     """Zeros, for plain blocks: they have no scaled mean and no low-rank part."""
 
-    def construct(self, features, scale, probe):
+    def construct(self, features, scale, rows, probe):
         return ops.zeros_like(probe)
 
 
@@ -120,19 +180,15 @@ class MeanBeside(nn.Cell):
         super().__init__(auto_prefix=False)
         self.mean = formulas.scaled_mean_by_rows if by_rows else formulas.scaled_mean
 
-    def construct(self, features, scale, probe):
-        return self.mean(features, scale)
+    def construct(self, features, scale, rows, probe):
+        return self.mean(features, scale, rows)
 
 
 class MeanAndBiasBeside(MeanBeside):
     """The scaled mean, followed by the entry of a separate bias, for which the features have no coordinate."""
 
-    def __init__(self, by_rows: bool):
-        super().__init__(by_rows)
-        self.bias_mean = formulas.bias_mean_by_rows if by_rows else formulas.bias_mean
-
-    def construct(self, features, scale, probe):
-        return ops.cat((self.mean(features, scale), self.bias_mean(features, scale)), 1)
+    def construct(self, features, scale, rows, probe):
+        return ops.cat((self.mean(features, scale, rows), formulas.bias_mean(features, scale, rows)), 1)
 
 
 class SketchBeside(nn.Cell):
@@ -142,49 +198,110 @@ class SketchBeside(nn.Cell):
         super().__init__(auto_prefix=False)
         self.sketch = formulas.sketch_by_rows if by_rows else formulas.sketch
 
-    def construct(self, features, scale, probe):
+    def construct(self, features, scale, rows, probe):
         return self.sketch(features, scale, probe)
 
 
 class Statistics(nn.Cell):
-    """Fresh statistics of one factor: blocks, the scaled mean or low-rank part, and a 1 that counts uses."""
+    """Fresh statistics of one factor: blocks, the scaled mean or low-rank part, and a 1 that counts uses.
+
+    ``valid`` is not read; see :class:`CountedStatistics`.
+    """
 
     def __init__(self, features: nn.Cell, blocks: nn.Cell, beside: nn.Cell):
         super().__init__(auto_prefix=False)
         self.features, self.blocks, self.beside = features, blocks, beside
 
-    def construct(self, x, probe):
-        features, scale = self.features(x)
-        return self.blocks(features, scale), self.beside(features, scale, probe), constant((1,), 1.0)
+    def construct(self, x, valid, probe):
+        features, scale, rows = self.features(x)
+        return self.blocks(features, scale), self.beside(features, scale, rows, probe), constant((1,), 1.0)
+
+
+class AllRows(Features):
+    """Every row of an output gradient [N, O] counts: (ones [N], the number of terms)."""
+
+    def construct(self, g):
+        return constant((g.shape[0],), 1.0), 1.0 * formulas.terms_of(self.batch.examples, g.shape[0])
+
+
+class RowsWithGradient(nn.Cell):
+    """The rows of an output gradient [N, O] that are not all zero count: (0 or 1 [N], the number of terms)."""
+
+    def construct(self, g):
+        valid = formulas.rows_with_gradient(g)
+        return valid, formulas.at_least_one(valid.sum())
+
+
+class PositionsWithGradient(nn.Cell):
+    """As :class:`RowsWithGradient`, for the positions of a convolution's output gradient [B, O, H, W]: [B, H W]."""
+
+    def construct(self, g):
+        valid = formulas.positions_with_gradient(g)
+        return valid, formulas.at_least_one(valid.sum())
+
+
+def rows_of(sharing: str, kind: str) -> nn.Cell:
+    """The Cell that tells which rows of an output gradient count, and the number of terms."""
+    if sharing != EXPAND:
+        return shared(AllRows)
+    return shared(PositionsWithGradient if kind == "conv" else RowsWithGradient)
+
+
+class CountedStatistics(Statistics):
+    """As :class:`Statistics`, of the rows that count: every one is a term (weight sharing "expand").
+
+    ``valid`` [N], or [B, P] of a convolution, is 1 for a row that counts and else 0. ``is_sum`` says that the factor is
+    G, M times a sum; A is a mean over the M rows that count.
+    """
+
+    def __init__(self, features: nn.Cell, blocks: nn.Cell, beside: nn.Cell, share: float, is_sum: bool):
+        super().__init__(features, blocks, beside)
+        self.share, self.is_sum = share, is_sum
+
+    def construct(self, x, valid, probe):
+        terms = formulas.at_least_one(valid.sum())
+        x, _ = formulas.first_examples(x, self.share)
+        valid, _ = formulas.first_examples(valid, self.share)
+        counted = formulas.at_least_one(valid.sum())
+        features, _, _ = self.features(x)
+        features = features * formulas.mask_of(valid, features)
+        scale = terms * terms / counted if self.is_sum else 1.0 / counted
+        return self.blocks(features, scale), self.beside(features, scale, counted, probe), constant((1,), 1.0)
 
 
 def statistics_of(
     cut: Cut, share: float, kind: str, homogeneous: bool = False, geometry: convolution.Geometry | None = None,
-    copies: int = 1, order: str = "channel",
+    copies: int = 1, order: str = "channel", sharing: str = POOLED,
 ) -> Statistics:  # fmt: skip
     """The Cell that computes a factor's statistics from a layer's input or output gradient.
 
     All layers of one form share it. ``homogeneous`` appends the bias's coordinate 1 to the features. Only the first
-    ``share`` of the examples is used.
+    ``share`` of the examples is used, but all where an example's rows are reduced to one.
     """
-    by_rows = kind.startswith("dense")
-    features = _features(kind, geometry, copies, order)
-    if share < 1.0:
-        features = shared(FirstExamples, features, share, 2 if kind.endswith("output") else 0)
+    by_rows, is_sum = kind.startswith("dense"), kind.endswith("output")
+    features = _features(kind, geometry, copies, order, sharing == REDUCE)
+    if share < 1.0 and sharing == POOLED:
+        features = shared(FirstExamples, features, share, is_sum)
     inside = cut.dim - cut.bias_apart - homogeneous
     values = (1.0,) * homogeneous + (0.0,) * (cut.padded - inside - homogeneous)
     if values:
         features = shared(AppendConstants, features, values, by_rows)
     blocks = shared(Diagonal, by_rows) if cut.size == 1 else shared(Blocks, cut.size, cut.count, by_rows)
+    if sharing == EXPAND:
+        return shared(CountedStatistics, features, blocks, _beside(cut, by_rows), share, is_sum)
     return shared(Statistics, features, blocks, _beside(cut, by_rows))
 
 
-def _features(kind: str, geometry: convolution.Geometry | None, copies: int, order: str) -> nn.Cell:
-    if kind == "conv_input":
-        return shared(ConvInputByPosition if order == "position" else ConvInput, geometry)
-    if kind == "conv_output":
-        return shared(ConvOutput, copies)
-    return shared(DenseInput if kind == "dense_input" else DenseOutput)
+def _features(kind: str, geometry: convolution.Geometry | None, copies: int, order: str, reduced: bool) -> nn.Cell:
+    if kind.startswith("conv"):
+        if kind == "conv_input":
+            features = shared(ConvInputByPosition if order == "position" else ConvInput, geometry)
+        else:
+            features = shared(ConvOutput, copies)
+        return shared(ReducedConv, features, kind == "conv_output") if reduced else features
+    if kind == "dense_input":
+        return shared(ReducedDenseInput if reduced else DenseInput)
+    return shared(ReducedDenseOutput if reduced else DenseOutput)
 
 
 def _beside(cut: Cut, by_rows: bool) -> nn.Cell:

@@ -111,8 +111,8 @@ class _Slots:
         shape = self.target.weight.shape
         return LayerStatistics(
             self.target.name, self.target.kind, shape[2] * shape[3] if self.target.kind == "conv" else 1,
-            a[:, 0], g[:, 0], mean_a[:, :, 0] / np.sqrt(max(1.0, uses_a[0])),
-            mean_g[:, :, 0] / np.sqrt(max(1.0, uses_g[0])), gradient, bias is not None,
+            a[:, 0], g[:, 0], mean_a[:, :, 0] / np.sqrt(uses_a[0] or 1.0),
+            mean_g[:, :, 0] / np.sqrt(uses_g[0] or 1.0), gradient, bias is not None,
         )  # fmt: skip
 
 

@@ -26,8 +26,8 @@ class Estimate(nn.Cell):
         self.scaled = scaled
         parameters, powers, layer_of = [], [], []
         for i, layer in enumerate(layers):
-            of_a, of_g, of_mean = layer.powers
-            for factor, each in ((layer.a, (of_a, 0, 0)), (layer.g, (of_g, of_mean, 0))):
+            of_a, *of_g = layer.powers
+            for factor, each in ((layer.a, (of_a, 0, 0)), (layer.g, of_g)):
                 for parameter, power in zip(factor.estimates, each, strict=True):
                     parameters.append(parameter)
                     powers.append(power)

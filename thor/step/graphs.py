@@ -30,6 +30,7 @@ from first_order.compiled import CompiledFunction
 from thor.curvature.layer import Layer
 from thor.distributed.ranks import Ranks
 from thor.distributed.reduce import Means, unreduced
+from thor.factors.statistics import BATCH
 from thor.runtime import device
 from thor.runtime.dropout_seeds import DropoutSeeds
 from thor.runtime.graph_ops import entry, over
@@ -189,7 +190,7 @@ class StepGraphs:
 
     def curvature(self, scale: Tensor | None, *inputs: Any) -> tuple[Any, ...]:
         """The backward pass with factors: (loss, whether everything is finite, *gradients, *statistics)."""
-        with self._open_ports():
+        with self._open_ports(inputs):
             return self._run("curvature", self._build_curvature, scale, *inputs)
 
     def gradients(self, scale: Tensor | None, *inputs: Any) -> tuple[Any, ...]:
@@ -211,7 +212,7 @@ class StepGraphs:
         """
         if not gathering:
             return self._run("add", self._build_add, scale, weight, *inputs)
-        with self._open_ports():
+        with self._open_ports(inputs):
             return self._run("add_curvature", self._build_add_curvature, scale, weight, *inputs)
 
     def finish(self, scale: Tensor | None, share: Tensor, examples: Tensor) -> tuple[Tensor, Tensor]:
@@ -227,14 +228,19 @@ class StepGraphs:
         self._run("clear", self._build_clear)
 
     @contextmanager
-    def _open_ports(self) -> Iterator[None]:
-        """Let taps gather factors. ``port.active`` is read when a graph is compiled, and without jit at every call."""
+    def _open_ports(self, inputs: Sequence[Any]) -> Iterator[None]:
+        """Let taps gather factors, and tell them the number of examples.
+
+        Both are read when a graph is compiled, and without jit at every call.
+        """
         ports = [port for layer in self.layers for port in layer.ports]
         for port in ports:
             port.active = True
+        BATCH.examples = examples_of(inputs)
         try:
             yield
         finally:
+            BATCH.examples = 0
             for port in ports:
                 port.active = False
 

@@ -150,13 +150,13 @@ def test_an_embedding_steps_as_the_dense_layer_of_its_one_hot_inputs():
 
 @pytest.mark.parametrize("part", ["gamma", "beta"])
 def test_a_layer_norms_g_is_the_exact_diagonal_fisher(part):
-    """Of one example at a time: a LayerNorm does not mix examples, so each has a gradient of its own."""
+    """Of the examples, one at a time: a LayerNorm does not mix examples, so each has a gradient of its own."""
     net, (ids, target) = Words(), words()
     exact = np.zeros(WIDTH)
     for i in range(len(ids)):
         grads = gradients(net, per_example, ids[i : i + 1], target[i : i + 1])
         exact += grads[f"norm.{part}"].astype(np.float64) ** 2 / len(ids)
-    optimizer, step = make(net, loss_fn=per_example, norms=True)
+    optimizer, step = make(net, loss_fn=per_example, norms=True, weight_sharing="pooled")
     step(ids, target)
     np.testing.assert_allclose(optimizer.factors(f"norm.{part}")[1], exact, **CLOSE)
 
@@ -217,6 +217,7 @@ def test_a_tied_table_has_one_pair_of_factors_the_balanced_sum_of_its_two_uses(d
     for r, c in uses:
         scale = np.sqrt((np.trace(c) / WIDTH) / r.mean())
         rows, columns = rows + r * scale, columns + c / scale
+    rows *= sum(r.sum() * np.trace(c) for r, c in uses) / (rows.sum() * np.trace(columns))
     optimizer, step = make(net, loss_fn=per_example)
     assert [(r.name, r.kind) for r in optimizer.layers] == [("embedding", "tied")]
     assert {item.name: item.reason for item in optimizer.left_out} == {"decoder.bias": "bias of a tied decoder"}

@@ -27,7 +27,7 @@ def gathered(x, size, across=0):
     """A factor that has seen the rows once, by the functions that training uses."""
     made = Factor("layer.a", BlockPlan(block_size=size).cut(x.shape[1], bias=True, across=across), 1)
     cut = made.cut
-    blocks, beside, _ = statistics_of(cut, 1.0, "dense_input")(tensor(x[:, :-1]), made.probe)
+    blocks, beside, _ = statistics_of(cut, 1.0, "dense_input")(tensor(x[:, :-1]), None, made.probe)
     made.blocks.set_data(blocks)
     made.beside.set_data(beside)
     return made

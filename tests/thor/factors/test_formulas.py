@@ -37,7 +37,7 @@ def gram(features, scale, size, by_rows=False):
     return (formulas.block_gram_by_rows if by_rows else formulas.block_gram)(features, scale, size, count)
 
 
-def with_bias(features, scale, bias, by_rows=False):
+def with_bias(features, scale, rows, bias, by_rows=False):
     """Features that have the bias's coordinate, if there is one."""
     put = formulas.append_constants_by_rows if by_rows else formulas.append_constants
     return (put(features, (1.0,)) if bias else features), scale
@@ -48,7 +48,7 @@ def test_dense_factors_equal_the_gram_matrices_of_the_rows(bias):
     a, g = tensor(7, 5), tensor(7, 3)
     wanted = reference.dense_factors(a.asnumpy(), g.asnumpy(), bias)
     of_a = with_bias(*formulas.dense_input(a), bias, by_rows=True)
-    for (features, scale), matrix in zip((of_a, formulas.dense_output(g)), wanted, strict=True):
+    for (features, scale), matrix in zip((of_a, formulas.dense_output(g, 7)[:2]), wanted, strict=True):
         dim = len(matrix)
         np.testing.assert_allclose(gram(features, scale, dim, True)[0, 0].asnumpy(), matrix, **CLOSE)
         traces = formulas.traces(gram(features, scale, 2, True)).asnumpy()
@@ -97,7 +97,7 @@ def test_convolution_factors_equal_the_patches_gram_matrices(variant, bias, part
     g = tensor(2, 8, *seen.shape[1:3])
     wanted = reference.conv_factors(seen, g.asnumpy(), conv.group, bias)
     inputs, a_scale = with_bias(*formulas.conv_input(x, geometry_of(conv)), bias)
-    outputs, g_scale = formulas.conv_output(g, conv.group)
+    outputs, g_scale, _ = formulas.conv_output(g, conv.group, 2)
     assert len(inputs) == len(outputs) == (2 if parts_from == 1 else 1)
     a = gram(inputs, a_scale, inputs.shape[2]).asnumpy()
     h = gram(outputs, g_scale, outputs.shape[2]).asnumpy()
@@ -120,7 +120,7 @@ def test_the_mean_is_the_largest_that_leaves_the_rest_positive_semi_definite():
     rows = tensor(7, 5)
     features, scale = with_bias(*formulas.dense_input(rows), True, by_rows=True)
     full = gram(features, scale, 6, True)[0, 0].asnumpy().astype(np.float64)
-    mean = formulas.scaled_mean_by_rows(features, scale)[0, :, 0].asnumpy().astype(np.float64)
+    mean = formulas.scaled_mean_by_rows(features, scale, 7)[0, :, 0].asnumpy().astype(np.float64)
     np.testing.assert_allclose(mean, [*rows.asnumpy().mean(0), 1.0], rtol=1e-5)
     lowest = np.linalg.eigvalsh(full - np.outer(mean, mean))[0]
     assert lowest > -1e-5
@@ -131,17 +131,18 @@ def test_the_mean_of_a_convolutions_patches_is_scaled_with_their_number(parts_fr
     conv = nn.Conv2d(2, 3, 3, pad_mode="valid", has_bias=True)
     x = tensor(2, 2, 5, 5)
     rows = reference.with_ones(seen_by(conv, x).reshape(2 * 9, -1))
-    features, scale = formulas.conv_input(x, geometry_of(conv))
-    of_bias = formulas.bias_mean(features, scale).asnumpy()
-    features, scale = with_bias(features, scale, True)
-    mean = formulas.scaled_mean(features, scale)[0, :, 0].asnumpy()
+    features, scale, count = formulas.conv_input(x, geometry_of(conv))
+    assert count == 2 * 9
+    of_bias = formulas.bias_mean(features, scale, count).asnumpy()
+    features, scale = with_bias(features, scale, count, True)
+    mean = formulas.scaled_mean(features, scale, count)[0, :, 0].asnumpy()
     np.testing.assert_allclose(mean, 3 * rows.mean(0), **CLOSE)  # sqrt(rows / B) = sqrt(9)
     np.testing.assert_allclose(of_bias, [[[3.0]]], rtol=1e-6)
 
 
 def test_a_sketch_is_the_factor_times_the_probe(parts_from):
-    of_groups = formulas.conv_output(tensor(3, 12, 2, 2), 2)
-    for (features, scale), by_rows in ((formulas.dense_input(tensor(7, 6)), True), (of_groups, False)):
+    of_groups = formulas.conv_output(tensor(3, 12, 2, 2), 2, 3)
+    for (features, scale, _), by_rows in ((formulas.dense_input(tensor(7, 6)), True), (of_groups, False)):
         copies = features.shape[1]
         probe = tensor(copies, 6, 2)
         full = gram(features, scale, 6, by_rows)[:, 0].asnumpy()
@@ -151,7 +152,7 @@ def test_a_sketch_is_the_factor_times_the_probe(parts_from):
 
 def test_blocks_of_one_are_the_diagonal_in_both_forms(parts_from):
     g = tensor(3, 4, 2, 3)
-    features, scale = formulas.conv_output(g, 2)
+    features, scale, _ = formulas.conv_output(g, 2, 3)
     squares = (g.asnumpy() ** 2).sum((0, 2, 3)) * scale
     np.testing.assert_allclose(gram(features, scale, 1).asnumpy().reshape(-1), squares, rtol=1e-5)
 
@@ -165,6 +166,6 @@ def test_the_traces_are_per_copy():
 def test_factors_are_float32_for_half_precision_inputs():
     """Values whose squares overflow float16: the products are taken in float32."""
     rows = Tensor(np.full((4, 3), 300.0), ms.float16)
-    for features, scale in (formulas.dense_input(rows), formulas.dense_output(rows)):
+    for features, scale, _ in (formulas.dense_input(rows), formulas.dense_output(rows, 4)):
         assert features.dtype == ms.float32
         assert np.isfinite(gram(features, scale, 2, True).asnumpy()).all()
