@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from thor.callbacks import TellOptimizer
     from thor.capture.attach import detach
+    from thor.capture.layer_classes import register
     from thor.curvature.trace_rule import Decision, RefreshRecord, TraceRule
     from thor.distributed.ranks import Sharing
     from thor.factors.blocks import BlockPlan
@@ -27,7 +28,7 @@ __version__ = "0.1.0"
 __all__ = [
     "THOR", "BlockPlan", "Decision", "DynamicLossScale", "ExponentialDamping", "GrowingInterval", "LayerRecord",
     "PolynomialRate", "RefreshRecord", "Sharing", "TellOptimizer", "TraceRule", "TrainStep", "detach", "device",
-    "schedules", "value_and_grad",
+    "register", "schedules", "value_and_grad",
 ]  # fmt: skip
 
 _MODULES = {"device": "thor.runtime.device", "schedules": "thor.settings.schedules"}
@@ -46,6 +47,7 @@ _MODULE_OF = {
     "TraceRule": "thor.curvature.trace_rule",
     "TrainStep": "thor.train_step",
     "detach": "thor.capture.attach",
+    "register": "thor.capture.layer_classes",
     "value_and_grad": "thor.functional",
 }
 

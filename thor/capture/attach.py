@@ -8,7 +8,10 @@ from contextlib import contextmanager
 from mindspore import Parameter, nn
 
 from first_order.cells import delete_unregistered, set_unregistered
+from thor.capture.layer_classes import class_of, is_embedding, parameter_of
 from thor.capture.pair_taps import (
+    AsImages,
+    AsRows,
     EmbeddingTap,
     NormTap,
     PairPort,
@@ -34,13 +37,12 @@ PORTS = ("thor_input", "thor_output", "thor_scale", "thor_shift")
 _ATTRIBUTES = (*PORTS, "thor_geometry", "thor_as_patches", "thor_plain", "thor_original")
 
 
-def weight_in(cell: nn.Cell, target_kind: str) -> Parameter:
+def weight_in(cell: nn.Cell, target_kind: str) -> Parameter | None:
     """The Parameter that a captured Cell now uses as its target's weight."""
-    if isinstance(cell, nn.Embedding):
-        return cell.embedding_table
-    if target_kind.startswith("norm"):
-        return cell.gamma if target_kind == "norm_scale" else cell.beta
-    return cell.weight
+    found = class_of(cell)
+    if found is None:
+        return parameter_of(cell, "weight")
+    return parameter_of(cell, found.bias if target_kind == "norm_shift" else found.weight)
 
 
 def attach(
@@ -55,7 +57,13 @@ def attach(
     """
     ports: list[Port | PairPort] = []
     for cell in target.cells:
-        if target.kind in ("dense", "conv"):
+        found = class_of(cell)
+        if target.kind in ("dense", "conv") and found is not None and found.base not in _TAPPED:
+            tap = _rows_tap(cell, target, a_cut, g_cut, order, share, sharing)
+            port = RowsPort(tap, a_parameters, g_parameters)
+            _attach_pair(cell, "thor_scale", port)
+            ports.append(port)
+        elif target.kind in ("dense", "conv"):
             ports += _attach_two(cell, target, a_cut, g_cut, a_parameters, g_parameters, order, share, sharing)
         else:
             port = PairPort(_pair_tap(cell, target, g_cut, share, sharing), a_parameters, g_parameters)
@@ -67,12 +75,10 @@ def attach(
 def _attach_two(cell, target, a_cut, g_cut, a_parameters, g_parameters, order, share, sharing) -> list[Port | PairPort]:
     """Attach a port to the input and one to the output before the activation, or one to both together."""
     geometry = convolution.geometry_of(cell) if target.kind == "conv" else None
-    in_features = target.bias is not None and not a_cut.bias_apart
-    inputs = statistics_of(a_cut, share, f"{target.kind}_input", in_features, geometry, target.copies, order, sharing)
-    outputs = statistics_of(g_cut, share, f"{target.kind}_output", copies=target.copies, sharing=sharing)
+    inputs, outputs = _statistics(target, a_cut, g_cut, geometry, order, share, sharing)
     ports: list[Port | PairPort]
     if sharing == EXPAND:
-        tap = shared(RowsTap, inputs, outputs, rows_of(sharing, target.kind))
+        tap = _rows_tap(cell, target, a_cut, g_cut, order, share, sharing)
         thor_input, thor_output = shared(Untapped), RowsPort(tap, a_parameters, g_parameters)
         ports = [thor_output]
     else:
@@ -87,17 +93,40 @@ def _attach_two(cell, target, a_cut, g_cut, a_parameters, g_parameters, order, s
     return ports
 
 
+def _statistics(target, a_cut, g_cut, geometry, order, share, sharing) -> tuple[nn.Cell, nn.Cell]:
+    """The Cells that compute the statistics of A and of G of a dense layer or a convolution."""
+    in_features = target.bias is not None and not a_cut.bias_apart
+    inputs = statistics_of(a_cut, share, f"{target.kind}_input", in_features, geometry, target.copies, order, sharing)
+    return inputs, statistics_of(g_cut, share, f"{target.kind}_output", copies=target.copies, sharing=sharing)
+
+
+def _rows_tap(cell, target, a_cut, g_cut, order, share, sharing) -> nn.Cell:
+    """The tap for input and output together of a dense layer or a convolution."""
+    geometry = convolution.geometry_of(cell) if target.kind == "conv" else None
+    statistics = _statistics(target, a_cut, g_cut, geometry, order, share, sharing)
+    shape = shared(AsRows if target.kind == "dense" else AsImages)
+    return shared(RowsTap, *statistics, rows_of(sharing, target.kind), shape)
+
+
 def _pair_tap(cell: nn.Cell, target: Target, g_cut, share: float, sharing: str) -> nn.Cell:
     if target.kind.startswith("norm"):
-        is_layer = isinstance(cell, nn.LayerNorm)
-        epsilon, by_row = float(cell.epsilon if is_layer else cell.eps), is_layer and sharing == EXPAND
-        rows = rows_of(EXPAND if by_row else POOLED, target.kind)
-        return shared(NormTap, "layer" if is_layer else "batch", target.kind == "norm_scale", epsilon, rows, by_row)
+        return _norm_tap(cell, target, sharing)
     rows, of_rows = rows_of(sharing, "dense"), EXPAND if sharing == EXPAND else POOLED
-    if isinstance(cell, nn.Embedding):
+    if is_embedding(cell):
         tap = EmbeddingTap if target.kind == "embedding" else TiedEmbeddingTap
         return shared(tap, target.a_dim, statistics_of(g_cut, share, "dense_output", sharing=of_rows), rows)
     return shared(TiedDecoderTap, statistics_of(g_cut, share, "dense_input", sharing=of_rows), rows)
+
+
+def _norm_tap(cell: nn.Cell, target: Target, sharing: str) -> nn.Cell:
+    found = class_of(cell)
+    assert found is not None
+    by_row = found.norm == "layer" and sharing == EXPAND
+    epsilon = float(cell.epsilon if hasattr(cell, "epsilon") else cell.eps)
+    # an instance normalisation has a group for every channel
+    groups = getattr(cell, "num_groups", target.g_dim) if found.norm == "group" else 0
+    rows = rows_of(EXPAND if by_row else POOLED, target.kind)
+    return shared(NormTap, found.norm, target.kind == "norm_scale", epsilon, groups, rows, by_row)
 
 
 def _attach_pair(cell: nn.Cell, slot: str, port: PairPort) -> None:

@@ -51,17 +51,35 @@ class RowsPort(PairPort):
         return y
 
 
-class RowsTap(PairTap):
-    """A dense layer or a convolution of which only the rows count whose output gradient is not zero."""
+class AsRows(nn.Cell):
+    """[..., d] as rows [N, d]."""
 
-    def __init__(self, inputs: Statistics, outputs: Statistics, rows: nn.Cell):
+    def construct(self, x):
+        return x.reshape(-1, x.shape[-1])
+
+
+class AsImages(nn.Cell):
+    """[B, C, H, W] as it is, and [B, C, L] as images of one row."""
+
+    def construct(self, x):
+        return x if x.ndim == 4 else x.expand_dims(2)
+
+
+class RowsTap(PairTap):
+    """A dense layer or a convolution, from its input and its output gradient.
+
+    ``rows`` tells which rows count, and ``shape`` gives input and gradient the shape that the statistics take.
+    """
+
+    def __init__(self, inputs: Statistics, outputs: Statistics, rows: nn.Cell, shape: nn.Cell):
         super().__init__()
-        self.inputs, self.outputs, self.rows = inputs, outputs, rows
+        self.inputs, self.outputs, self.rows, self.shape = inputs, outputs, rows, shape
 
     def bprop(self, y, x, a_blocks, a_probe, a_uses, g_blocks, g_probe, g_uses, out, dout):
-        valid, _ = self.rows(dout)
-        a, a_beside, one = self.inputs(x, valid, a_probe)
-        g, g_beside, _ = self.outputs(dout, valid, g_probe)
+        gradient = self.shape(dout)
+        valid, _ = self.rows(gradient)
+        a, a_beside, one = self.inputs(self.shape(x), valid, a_probe)
+        g, g_beside, _ = self.outputs(gradient, valid, g_probe)
         return dout, ops.zeros_like(x), a, a_beside, one, g, g_beside, one
 
 
@@ -83,19 +101,22 @@ class EmbeddingTap(PairTap):
 class NormTap(PairTap):
     """A: 1; G: the diagonal Fisher of a normalisation layer's scale or shift.
 
-    ``by_row``: every row is a term (LayerNorm, weight sharing "expand"); else every example is one.
+    ``norm`` is "layer", "batch" or "group". ``by_row``: every row is a term (LayerNorm, weight sharing "expand"); else
+    every example is one.
     """
 
-    def __init__(self, kind: str, is_scale: bool, epsilon: float, rows: nn.Cell, by_row: bool):
+    def __init__(self, norm: str, is_scale: bool, epsilon: float, groups: int, rows: nn.Cell, by_row: bool):
         super().__init__()
-        self.channel_last, self.is_scale, self.epsilon = kind == "layer", is_scale, epsilon
-        self.rows, self.by_row = rows, by_row
+        self.channel_last, self.is_scale, self.epsilon = norm == "layer", is_scale, epsilon
+        self.groups, self.rows, self.by_row = groups, rows, by_row
 
     def bprop(self, y, x, a_blocks, a_probe, a_uses, g_blocks, g_probe, g_uses, out, dout):
         gradient = dout.astype(a_blocks.dtype)
         if self.is_scale:
             if self.channel_last:
                 gradient = gradient * formulas.layer_normalized(x, self.epsilon)
+            elif self.groups > 0:
+                gradient = gradient * formulas.group_normalized(x, self.groups, self.epsilon)
             else:
                 gradient = gradient * formulas.batch_normalized(x, self.epsilon)
         if self.by_row:
@@ -188,10 +209,17 @@ class TappedNorm(TappedPair):
         return self.thor_tapped(input_x)
 
 
+class TappedExtended(TappedPair):
+    """A :class:`TappedPair` whose input is named as in the layers of ``mint.nn``."""
+
+    def construct(self, input):
+        return self.thor_tapped(input)
+
+
 def tapped_pair(original: type) -> type[TappedPair]:
     """The :class:`TappedPair` whose input is named as in the layer's own ``construct``."""
     (_, first, *_) = inspect.signature(original.construct).parameters  # type: ignore[attr-defined]
-    return {"ids": TappedEmbedding, "input_x": TappedNorm}.get(first, TappedPair)
+    return {"ids": TappedEmbedding, "input_x": TappedNorm, "input": TappedExtended}.get(first, TappedPair)
 
 
 def plain(cell: nn.Cell, original: type) -> types.MethodType:

@@ -3,17 +3,18 @@
 Layers are identified by object, never by the order of names. A captured layer stays the user's object and gets a
 subclass of its own class (taps.py and pair_taps.py). The factors of each kind are defined in thor/factors/formulas.py.
 
-    kind         layer                                   weight            bias
-    dense        nn.Dense                                [O, I]            in A's last coordinate
-    conv         nn.Conv2d                               [O, I / g, k, k]  in A's last coordinate
-    embedding    nn.Embedding                            [V, D]
-    tied         nn.Embedding and decoders of its table  [V, D]            plain gradient
-    norm_scale   nn.BatchNorm*, nn.LayerNorm: gamma      [C]
-    norm_shift   the same: beta                          [C]
+    kind         layer                                weight                  bias
+    dense        a dense layer                        [O, I]                  in A's last coordinate
+    conv         a convolution                        [O, I / g, k, k]        in A's last coordinate
+    embedding    an embedding                         [V, D]
+    tied         an embedding, decoders of its table  [V, D]                  plain gradient
+    norm_scale   a normalisation: its scale           [C]
+    norm_shift   the same: its shift                  [C]
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
@@ -22,6 +23,14 @@ from typing import Any
 from mindspore import Parameter, nn
 
 from first_order.cells import own_parameters
+from thor.capture.layer_classes import (
+    LayerClass,
+    class_of,
+    is_embedding,
+    overridden_class,
+    parameter_of,
+    rewritten_from,
+)
 from thor.runtime import convolution
 
 #: A Cell of another class that computes x W^T (+ bias) declares it by this class attribute: ``thor_kind = "dense"``.
@@ -29,8 +38,6 @@ from thor.runtime import convolution
 KIND_ATTRIBUTE = "thor_kind"
 #: Whether a weight is one that trains.
 Trains = Callable[[Parameter], bool]
-NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.LayerNorm)  # BatchNorm3d has a BatchNorm2d inside
-_BASES = (nn.Dense, nn.Conv2d, nn.Embedding, *NORMS)
 
 
 @dataclass(frozen=True)
@@ -45,6 +52,7 @@ class Target:
     copies: int
     a_dim: int
     g_dim: int
+    transposed: bool = False  # whether a dense layer's weight is [I, O]
 
 
 @dataclass(frozen=True)
@@ -56,46 +64,51 @@ class LeftOut:
     reason: str
 
 
-def _base_of(cell: nn.Cell) -> type | None:
-    """The layer class whose ``construct`` the Cell runs, or None."""
-    if type(cell) is convolution.PatchConv2d:
-        return nn.Conv2d
-    for base in _BASES:
-        if isinstance(cell, base) and type(cell).construct is base.construct:
-            return base
-    return None
+#: A decoder that declares itself dense by ``KIND_ATTRIBUTE``.
+_DECODER = LayerClass(nn.Cell, "dense", "weight", None)
 
 
-def _weights_of(cell: nn.Cell, base: type) -> list[Parameter]:
+def _weights_of(cell: nn.Cell, found: LayerClass) -> list[Parameter]:
     """The weights that are preconditioned if a layer of this class is captured."""
-    if base is nn.Embedding:
-        return [cell.embedding_table]
-    return [cell.gamma, cell.beta] if base in NORMS else [cell.weight]
+    names = (found.weight, found.bias) if found.kind == "norm" else (found.weight,)
+    return [weight for weight in (parameter_of(cell, name) for name in names) if weight is not None]
 
 
 def _reason_against(
-    cell: nn.Cell, base: type | None, name: str, skip: list[re.Pattern[str]], norms: bool, trains: Trains
+    cell: nn.Cell, found: LayerClass | None, name: str, skip: list[re.Pattern[str]], norms: bool, trains: Trains
 ) -> str | None:
     if any(pattern.search(name) for pattern in skip):
         return "matches skip"
-    if base is None:
-        overridden = next((b.__name__ for b in _BASES if isinstance(cell, b)), None)
+    if found is None:
+        overridden = overridden_class(cell)
         return f"overrides {overridden}.construct" if overridden else "this type has no factors here"
-    if base in NORMS and not norms:
+    if found.kind == "norm" and not norms:
         return "normalisation takes the plain gradient (norms=False)"
-    if not any(trains(weight) for weight in _weights_of(cell, base)):
+    if not any(trains(weight) for weight in _weights_of(cell, found)):
         return "frozen"
-    if base is nn.Conv2d and cell.data_format != "NCHW":
+    if getattr(cell, "activation_flag", False) and rewritten_from(type(cell)) is not None:
+        return "rewritten by MindSpore, with an activation inside: make that a layer of its own"
+    if found.kind == "conv":
+        return _reason_against_convolution(cell)
+    if found.kind == "embedding" and (getattr(cell, "max_norm", None) or getattr(cell, "scale_grad_by_freq", False)):
+        return "max_norm or scale_grad_by_freq change its rows or their gradients"
+    return _reason_against_norm(cell, found) if found.kind == "norm" else None
+
+
+def _reason_against_convolution(cell: nn.Cell) -> str | None:
+    if getattr(cell, "data_format", "NCHW") != "NCHW":
         return f"data_format {cell.data_format}"
-    return _reason_against_norm(cell, base) if base in NORMS else None
+    if getattr(cell, "padding_mode", "zeros") != "zeros":
+        return f"padding_mode {cell.padding_mode}"
+    return None
 
 
-def _reason_against_norm(cell: nn.Cell, base: type) -> str | None:
-    if base is nn.LayerNorm:
-        if cell.begin_norm_axis != -1:  # it is the last axis of some inputs only
+def _reason_against_norm(cell: nn.Cell, found: LayerClass) -> str | None:
+    if found.norm == "layer":
+        if getattr(cell, "begin_norm_axis", -1) != -1:  # it is the last axis of some inputs only
             return f"begin_norm_axis is {cell.begin_norm_axis}, and -1 alone is the last axis of any input"
         return None if len(cell.normalized_shape) == 1 else f"normalises over {len(cell.normalized_shape)} axes"
-    if cell.use_batch_statistics is False:
+    if getattr(cell, "use_batch_statistics", None) is False:
         return "normalises with moving statistics"
     return None if getattr(cell, "data_format", "NCHW") == "NCHW" else f"data_format {cell.data_format}"
 
@@ -121,15 +134,15 @@ def find_targets(
     groups: dict[int, list[tuple[str, nn.Cell]]] = {}
     left_out: list[LeftOut] = []
     elsewhere: dict[int, str] = {}  # id of a Parameter -> name of a Cell that has it and is left out
-    tables = {id(cell.embedding_table) for _, cell in net.cells_and_names() if _base_of(cell) is nn.Embedding}
+    tables = {id(_weights_of(cell, _class(cell))[0]) for _, cell in net.cells_and_names() if is_embedding(cell)}
     for name, cell in net.cells_and_names():
         own = own_parameters(cell)
         if not own:
             continue
-        base = nn.Dense if _is_tied_decoder(cell, tables) else _base_of(cell)
-        reason = _reason_against(cell, base, name, patterns, norms, trains)
-        if reason is None and base is not None:
-            groups.setdefault(id(_weights_of(cell, base)[0]), []).append((name, cell))
+        kind = _DECODER if _is_tied_decoder(cell, tables) else class_of(cell)
+        reason = _reason_against(cell, kind, name, patterns, norms, trains)
+        if reason is None and kind is not None:
+            groups.setdefault(id(_weights_of(cell, kind)[0]), []).append((name, cell))
         else:
             left_out.append(LeftOut(name or type(net).__name__, type(cell).__name__, reason or ""))
             elsewhere |= {id(p): left_out[-1].name for p in own}
@@ -180,9 +193,10 @@ def _is_tied_decoder(cell: nn.Cell, tables: set[int]) -> bool:
 def _targets_of(members: list[tuple[str, nn.Cell]], trains: Trains) -> tuple[list[Target], list[LeftOut]]:
     """The targets of the Cells that share one weight, and the Cells and biases that are left out."""
     name, first = members[0]
-    if _base_of(first) in NORMS:
-        return _norm_targets(name, [cell for _, cell in members], trains), []
-    if any(isinstance(cell, nn.Embedding) for _, cell in members):
+    kind = class_of(first)
+    if kind is not None and kind.kind == "norm":
+        return _norm_targets(name, [cell for _, cell in members], kind, trains), []
+    if any(is_embedding(cell) for _, cell in members):
         acting = [n for n, c in members if isinstance(c, nn.Dense) and c.activation_flag]
         if acting:
             why = f"{acting[0]}, which has its weight too, has an activation: make that a layer of its own"
@@ -199,39 +213,47 @@ def _targets_of(members: list[tuple[str, nn.Cell]], trains: Trains) -> tuple[lis
 
 
 def _target(name: str, trains: Trains, *cells: nn.Cell) -> Target:
-    cell, label = cells[0], name or type(cells[0]).__name__
-    if isinstance(cell, nn.Embedding):
-        table = cell.embedding_table
-        return Target(label, cells, "embedding", table, None, 1, *table.shape)
-    bias = cell.bias if cell.has_bias and trains(cell.bias) else None
+    cell, label, found = cells[0], name or type(cells[0]).__name__, _class(cells[0])
+    weight, bias = _weights_of(cell, found)[0], parameter_of(cell, found.bias)
+    if found.kind == "embedding":
+        return Target(label, cells, "embedding", weight, None, 1, *weight.shape)
+    bias = bias if bias is not None and trains(bias) else None
     homogeneous = int(bias is not None)
-    if _base_of(cell) is nn.Dense:
-        return Target(label, cells, "dense", cell.weight, bias, 1, cell.in_channels + homogeneous, cell.out_channels)
-    _, channels, height, width = cell.weight.shape
-    a_dim = channels * height * width + homogeneous
-    return Target(label, cells, "conv", cell.weight, bias, cell.group, a_dim, cell.out_channels // cell.group)
+    if found.kind == "dense":
+        outputs, inputs = reversed(weight.shape) if found.transposed else weight.shape
+        return Target(label, cells, "dense", weight, bias, 1, inputs + homogeneous, outputs, found.transposed)
+    outputs, groups = weight.shape[0], convolution.groups_of(cell)
+    a_dim = math.prod(weight.shape[1:]) + homogeneous
+    return Target(label, cells, "conv", weight, bias, groups, a_dim, outputs // groups)
+
+
+def _class(cell: nn.Cell) -> LayerClass:
+    found = class_of(cell)
+    assert found is not None, "the layer's class was looked up before"
+    return found
 
 
 def _tied_target(members: list[tuple[str, nn.Cell]]) -> Target | None:
     """The one target of an embedding and the decoders that share its table; None if the Cells are not such a group."""
-    embeddings = [(name, cell) for name, cell in members if isinstance(cell, nn.Embedding)]
+    embeddings = [(name, cell) for name, cell in members if is_embedding(cell)]
     if not embeddings or len(embeddings) == len(members):
         return None
-    table = embeddings[0][1].embedding_table
+    table = _weights_of(embeddings[0][1], _class(embeddings[0][1]))[0]
     return Target(embeddings[0][0], tuple(cell for _, cell in members), "tied", table, None, 1, *table.shape)
 
 
-def _norm_targets(name: str, cells: list[nn.Cell], trains: Trains) -> list[Target]:
+def _norm_targets(name: str, cells: list[nn.Cell], found: LayerClass, trains: Trains) -> list[Target]:
     """One target for the scale and one for the shift."""
-    label, cell = name or type(cells[0]).__name__, cells[0]
-    pairs = (("gamma", "norm_scale", cell.gamma), ("beta", "norm_shift", cell.beta))
+    label = name or type(cells[0]).__name__
+    pairs = ((part, kind, parameter_of(cells[0], part)) for part, kind in
+             ((found.weight, "norm_scale"), (found.bias, "norm_shift")))  # fmt: skip
     return [Target(f"{label}.{part}", tuple(cells), kind, weight, None, 1, 1, weight.shape[0])
-            for part, kind, weight in pairs if trains(weight)]  # fmt: skip
+            for part, kind, weight in pairs if weight is not None and trains(weight)]  # fmt: skip
 
 
 def _same_form(one: Target, other: Target) -> bool:
-    return (one.kind, one.copies, one.a_dim, one.g_dim, id(one.bias)) == (
-        other.kind, other.copies, other.a_dim, other.g_dim, id(other.bias))  # fmt: skip
+    return (one.kind, one.copies, one.a_dim, one.g_dim, one.transposed, id(one.bias)) == (
+        other.kind, other.copies, other.a_dim, other.g_dim, other.transposed, id(other.bias))  # fmt: skip
 
 
 def skip_patterns(skip: Any) -> tuple[str, ...]:

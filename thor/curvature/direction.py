@@ -69,6 +69,7 @@ class Form:
         dtype: type of the weight.
         bias: True if the layer has a bias.
         copies: number of copies (groups) of each factor.
+        transposed: True if a dense layer's weight is [I, O], the transpose of ``weight``.
         positions: number of kernel positions if they come first in A's order, 1 if channels do.
         columns: shapes of the cached inverse (``Cut.cache_shapes``) of the factor of the weight's columns.
         rows: the same for the factor of the weight's rows.
@@ -78,6 +79,7 @@ class Form:
     dtype: ms.Type
     bias: bool
     copies: int
+    transposed: bool
     positions: int
     columns: tuple[tuple[int, ...], ...]
     rows: tuple[tuple[int, ...], ...]
@@ -100,6 +102,7 @@ class Direction(nn.Cell):
     def __init__(self, form: Form):
         super().__init__(auto_prefix=False)
         self.dtype, self.weight, self.copies, self.positions = form.dtype, form.weight, form.copies, form.positions
+        self.transposed = form.transposed
         (_, a_count, a_size, _), (_, g_count, g_size, _) = form.columns[0], form.rows[0]
         self.outputs = form.weight[0] // form.copies
         self.inputs = math.prod(form.weight) // form.weight[0]
@@ -109,7 +112,8 @@ class Direction(nn.Cell):
         self.more_rows = self.rows - self.outputs
         #: True if nothing is padded or reordered. A direction then gets the weight's shape where it is computed: a
         #: reshape at the end of a graph would be a copy
-        self.as_weight = not self.bias_inside and self.more_columns == self.more_rows == 0 and form.positions == 1
+        plain = form.positions == 1 and not form.transposed
+        self.as_weight = plain and not self.bias_inside and self.more_columns == self.more_rows == 0
         self.shape = form.weight if self.as_weight else (form.copies, 1, self.rows, self.columns)
         self.left = multiply_left_by_diagonal if g_size == 1 else multiply_left
         self.right = multiply_right_by_one if a_count == 1 else multiply_right
@@ -120,6 +124,8 @@ class Direction(nn.Cell):
     def matrices(self, gradients):
         """The gradients as float32 matrices [c, O', I'], padded with zeros below and on the right."""
         x = _cast(gradients[0], ms.float32)
+        if self.transposed:
+            x = ops.transpose(x, (1, 0))
         if self.positions > 1:
             x = ops.transpose(reshaped(x, (self.weight[0], -1, self.positions)), (0, 2, 1))
         x = reshaped(x, (self.copies, self.outputs, self.inputs))
@@ -183,6 +189,8 @@ class Direction(nn.Cell):
             if self.positions > 1:
                 x = ops.transpose(reshaped(x, (self.weight[0], self.positions, -1)), (0, 2, 1))
             x = reshaped(x, self.weight)
+        if self.transposed:
+            x = ops.transpose(x, (1, 0))
         x = _cast(x, self.dtype)
         if self.bias_apart:
             b = matrices[1]

@@ -26,7 +26,7 @@ class Layer:
     def __init__(
         self, target: Target, plan: BlockPlan, *, held: bool = True, share: float = 1.0, sharing: str = POOLED
     ):
-        self.held, self.sharing = held, sharing
+        self.held, self.sharing, self.transposed = held, sharing, target.transposed
         self.name, self.kind, self.cells = target.name, target.kind, target.cells
         self.weight, self.bias, self.copies = target.weight, target.bias, target.copies
         a_cut, g_cut = cuts_of(target, plan)
@@ -70,8 +70,10 @@ class Layer:
         """The Cell that preconditions this layer's gradients; layers of one form share it."""
         if not self.held:
             return shared(DirectionElsewhere)
-        form = Form(tuple(self.weight.shape), self.weight.dtype, self.bias is not None, self.copies, self.positions,
-                    self.column_factor.cache_shapes, self.row_factor.cache_shapes)  # fmt: skip
+        shape = tuple(self.weight.shape)
+        form = Form(shape[::-1] if self.transposed else shape, self.weight.dtype, self.bias is not None, self.copies,
+                    self.transposed, self.positions, self.column_factor.cache_shapes,
+                    self.row_factor.cache_shapes)  # fmt: skip
         return shared(Direction, form)
 
     @property

@@ -216,6 +216,13 @@ def layer_normalized(x, epsilon):
     return centred * ops.rsqrt((centred * centred).mean(-1, keep_dims=True) + epsilon)
 
 
+def group_normalized(x, groups, epsilon):
+    """Normalise x [B, C, ...] to mean 0 and variance 1 in each example and group of channels."""
+    flat = x.astype(ms.float32).reshape(x.shape[0], groups, -1)
+    centred = flat - flat.mean(-1, keep_dims=True)
+    return (centred * ops.rsqrt((centred * centred).mean(-1, keep_dims=True) + epsilon)).reshape(x.shape)
+
+
 def append_constants(features, values):
     """Append constant coordinates to features [e, c, d, R]: 1 for a bias, zeros for padding."""
     count, copies, _, rows = features.shape

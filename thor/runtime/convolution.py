@@ -57,11 +57,30 @@ class Geometry(nn.Cell):
         return ops.unfold(x, self.kernel, self.dilation, (0, 0), self.stride)
 
 
-def geometry_of(conv: nn.Conv2d) -> Geometry:
-    """The geometry of an ``nn.Conv2d``. Layers of equal geometry share one object."""
-    sizes = map(_last_two, (conv.kernel_size, conv.stride, conv.dilation))
-    pads = (conv.padding,) * 4 if isinstance(conv.padding, int) else tuple(conv.padding)
-    return shared(Geometry, *sizes, conv.group, conv.pad_mode, pads)
+def groups_of(conv: nn.Cell) -> int:
+    """The number of groups of a convolution of ``nn`` or of ``mint.nn``."""
+    return int(conv.groups if hasattr(conv, "groups") else conv.group)
+
+
+def geometry_of(conv: nn.Cell) -> Geometry:
+    """The geometry of a convolution over one or two axes. Layers of equal geometry share one object."""
+    sizes = [_last_two(each) for each in (conv.kernel_size, conv.stride, conv.dilation)]
+    if isinstance(conv, nn.Conv1d):
+        sizes = [(1, each[-1]) for each in sizes]
+    return shared(Geometry, *sizes, groups_of(conv), *_pads_of(conv))
+
+
+def _pads_of(conv: nn.Cell) -> tuple[str, tuple[int, int, int, int]]:
+    """Pad mode and padding (top, bottom, left, right)."""
+    if hasattr(conv, "pad_mode"):
+        pads = (conv.padding,) * 4 if isinstance(conv.padding, int) else tuple(conv.padding)
+        if isinstance(conv, nn.Conv1d) and conv.pad_mode == "pad":
+            pads = (0, 0, *pads[-2:])
+        return conv.pad_mode, pads
+    if isinstance(conv.padding, str):  # of mint.nn
+        return conv.padding, (0, 0, 0, 0)
+    rows, columns = _last_two(conv.padding)
+    return "pad", (rows, rows, columns, columns)
 
 
 def _last_two(value) -> tuple[int, int]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from mindspore import nn
 
+from thor.capture.layer_classes import is_embedding
 from thor.factors.statistics import EXPAND, POOLED, WEIGHT_SHARING
 
 
@@ -20,7 +21,7 @@ def sharing_of(weight_sharing: Any, net: nn.Cell) -> Callable[[str], str]:
             embedding, whose loss usually has a term for every token, else "pooled".
         net: the network.
     """
-    default = EXPAND if any(isinstance(cell, nn.Embedding) for _, cell in net.cells_and_names()) else POOLED
+    default = EXPAND if any(is_embedding(cell) for _, cell in net.cells_and_names()) else POOLED
     if weight_sharing is None:
         return lambda name: default
     if not isinstance(weight_sharing, Mapping):

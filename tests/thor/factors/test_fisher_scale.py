@@ -4,7 +4,6 @@ It holds to rounding where the rows of a term are independent. Here they are so 
 length, and those of one term are orthogonal. The Fisher is computed from the gradient of each term, in float64.
 """
 
-import mindspore as ms
 import numpy as np
 import pytest
 from mindspore import Tensor, nn, ops
