@@ -26,9 +26,9 @@ def main(steps: int = 300) -> tuple[float, float]:
     """Mean distance of generated points from the unit circle, before and after training."""
     ms.set_seed(0)
     rng, gan = np.random.default_rng(0), Gan()
-    settings = {"momentum": 0.0, "interval": 10, "clip": 1.0}
-    makes = thor.THOR(gan, 0.3, 0.1, params=gan.generator.trainable_params(), **settings)
-    judges = thor.THOR(gan, 0.3, 0.1, params=gan.critic.trainable_params(), **settings)
+    settings = {"momentum": 0.0, "interval": 10, "clip": 0.1}
+    makes = thor.THOR(gan, 0.1, 0.03, params=gan.generator.trainable_params(), **settings)
+    judges = thor.THOR(gan, 0.1, 0.03, params=gan.critic.trainable_params(), **settings)
 
     def judged(real, noise):
         return ops.softplus(-gan.critic(real)).mean() + ops.softplus(gan(noise)).mean()

@@ -125,11 +125,11 @@ class FunctionForward(Forward):
         return self._function
 
 
-def examples_of(inputs):
-    """Number of examples of a batch: the length of its first input, 1 if that is no batch. For the compiler too."""
+def examples_of(inputs, unknown=1):
+    """Number of examples of a batch: the length of its first input; ``unknown`` if it has none. For the compiler too."""
     if len(inputs) > 0 and isinstance(inputs[0], Tensor) and inputs[0].ndim > 0:
         return inputs[0].shape[0]
-    return 1
+    return unknown
 
 
 def _labels_of(loss_fn: Callable[..., Any]) -> int:

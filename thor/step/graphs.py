@@ -236,7 +236,7 @@ class StepGraphs:
         ports = [port for layer in self.layers for port in layer.ports]
         for port in ports:
             port.active = True
-        BATCH.examples = examples_of(inputs)
+        BATCH.examples = examples_of(inputs, unknown=0)
         try:
             yield
         finally:
