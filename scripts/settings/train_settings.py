@@ -164,6 +164,8 @@ class ThorSettings(Settings):
         skip: Patterns of the names of layers that are not preconditioned.
         norms: Precondition normalisation layers too, by their diagonal Fisher.
         clip_each: Bound on the norm of each weight's gradient, before it is preconditioned; None for no bound.
+        weight_sharing: Whether rows such as tokens or pixels are terms of the loss: `expand` if each is one, `pooled`
+            or `reduce` if those of an example are one; None for expand in a network with an embedding, else pooled.
         grad_worker_fraction: In a job, share of the ranks that hold each layer's inverses.
         per: In a job, unit of inversion that is assigned to one rank.
     """
@@ -188,6 +190,7 @@ class ThorSettings(Settings):
     skip: list[str] = []
     norms: bool = False
     clip_each: Positive | None = None
+    weight_sharing: Literal["expand", "pooled", "reduce"] | None = None
     grad_worker_fraction: Annotated[float, Field(ge=0, le=1)] = 1.0
     per: Literal["layer", "factor", "block"] = "block"
 

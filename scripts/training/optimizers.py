@@ -116,6 +116,7 @@ def _thor(
         skip=tuple(own.skip),
         norms=own.norms,
         clip_each=own.clip_each,
+        weight_sharing=own.weight_sharing,
         sharing=sharing,
     )
     step = thor.TrainStep(network, loss, optimizer, **_how_to_step(settings))

@@ -57,6 +57,7 @@ def number(value):
         ({"norms": True}, lambda optimizer: "1.beta" in [layer.name for layer in optimizer.layers]),
         ({"clip": 0.5}, lambda optimizer: optimizer.options.clip == 0.5),
         ({"clip_each": 0.5}, lambda optimizer: optimizer.options.clip_each == 0.5),
+        ({"weight_sharing": "reduce"}, lambda optimizer: optimizer.layers[0].weight_sharing == "reduce"),
         ({"weight_decay": 0.5}, lambda optimizer: number(optimizer.inner.weight_decay) == 0.5),
         ({"damping": 0.5}, lambda optimizer: optimizer.options.damping(0) == 0.5),
     ],
