@@ -152,6 +152,33 @@ def test_a_subclass_with_a_construct_of_its_own_is_left_out_until_it_is_declared
     assert left_out() == []
 
 
+class Table(nn.Cell):
+    """An embedding of the user's own."""
+
+    def __init__(self):
+        super().__init__()
+        self.rows = Parameter(Tensor(np.ones((9, 3), np.float32)), name="rows")
+
+    def construct(self, ids):
+        return ops.gather(self.rows, ids, 0)
+
+
+def test_a_declared_embedding_steps_as_nn_embedding_does():
+    thor.register(Table, kind="embedding", weight="rows")
+    rng = np.random.default_rng(0)
+    ids, y = rng.integers(0, 9, (4, 5)).astype(np.int32), rng.standard_normal((4, 5, 3)).astype(np.float32)
+    start, found = rng.standard_normal((9, 3)).astype(np.float32), []
+    for net in (Table(), nn.Embedding(9, 3)):
+        (table,) = net.get_parameters()
+        table.set_data(Tensor(start))
+        optimizer, step = make(net, block_size=2)
+        assert [(layer.kind, layer.weight_sharing) for layer in optimizer.layers] == [("embedding", "expand")]
+        for _ in range(2):
+            step(Tensor(ids), Tensor(y))
+        found.append(table.asnumpy())
+    np.testing.assert_allclose(*found, **CLOSE)
+
+
 class Lines(nn.Cell):
     """A convolution over one axis, tanh, the mean over positions."""
 
