@@ -69,20 +69,20 @@ class Form:
         dtype: type of the weight.
         bias: True if the layer has a bias.
         copies: number of copies (groups) of each factor.
-        transposed: True if a dense layer's weight is [I, O], the transpose of ``weight``.
         positions: number of kernel positions if they come first in A's order, 1 if channels do.
         columns: shapes of the cached inverse (``Cut.cache_shapes``) of the factor of the weight's columns.
         rows: the same for the factor of the weight's rows.
+        transposed: True if a dense layer's weight is [I, O], the transpose of ``weight``.
     """
 
     weight: tuple[int, ...]
     dtype: ms.Type
     bias: bool
     copies: int
-    transposed: bool
     positions: int
     columns: tuple[tuple[int, ...], ...]
     rows: tuple[tuple[int, ...], ...]
+    transposed: bool = False
 
     @property
     def bias_apart(self) -> bool:

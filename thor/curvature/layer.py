@@ -71,9 +71,10 @@ class Layer:
         if not self.held:
             return shared(DirectionElsewhere)
         shape = tuple(self.weight.shape)
-        form = Form(shape[::-1] if self.transposed else shape, self.weight.dtype, self.bias is not None, self.copies,
-                    self.transposed, self.positions, self.column_factor.cache_shapes,
-                    self.row_factor.cache_shapes)  # fmt: skip
+        form = Form(
+            shape[::-1] if self.transposed else shape, self.weight.dtype, self.bias is not None, self.copies,
+            self.positions, self.column_factor.cache_shapes, self.row_factor.cache_shapes, self.transposed,
+        )  # fmt: skip
         return shared(Direction, form)
 
     @property

@@ -126,7 +126,7 @@ class FunctionForward(Forward):
 
 
 def examples_of(inputs, unknown=1):
-    """Number of examples of a batch: the length of its first input; ``unknown`` if it has none. For the compiler too."""
+    """Number of examples of a batch: the length of its first input; ``unknown`` if none. For the compiler too."""
     if len(inputs) > 0 and isinstance(inputs[0], Tensor) and inputs[0].ndim > 0:
         return inputs[0].shape[0]
     return unknown
