@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from mindspore import Parameter, nn
@@ -24,7 +24,7 @@ from thor.capture.pair_taps import (
 )
 from thor.capture.taps import InputTap, OutputPort, OutputTap, Port, TappedConv2d, TappedDense, Untapped
 from thor.capture.targets import Target
-from thor.factors.statistics import EXPAND, POOLED, rows_of, statistics_of
+from thor.factors.statistics import BATCH, EXPAND, POOLED, rows_of, statistics_of
 from thor.runtime import convolution, device
 from thor.runtime.graph_ops import shared
 
@@ -75,13 +75,13 @@ def attach(
 def _attach_two(cell, target, a_cut, g_cut, a_parameters, g_parameters, order, share, sharing) -> list[Port | PairPort]:
     """Attach a port to the input and one to the output before the activation, or one to both together."""
     geometry = convolution.geometry_of(cell) if target.kind == "conv" else None
-    inputs, outputs = _statistics(target, a_cut, g_cut, geometry, order, share, sharing)
     ports: list[Port | PairPort]
     if sharing == EXPAND:
         tap = _rows_tap(cell, target, a_cut, g_cut, order, share, sharing)
         thor_input, thor_output = shared(Untapped), RowsPort(tap, a_parameters, g_parameters)
         ports = [thor_output]
     else:
+        inputs, outputs = _statistics(target, a_cut, g_cut, geometry, order, share, sharing)
         thor_input = Port(shared(InputTap, inputs), *a_parameters)
         thor_output = OutputPort(shared(OutputTap, outputs), *g_parameters)
         ports = [thor_input, thor_output]
@@ -153,6 +153,23 @@ def _pair_class(original: type) -> type:
     if key not in _TAPPED:
         _TAPPED[key] = type(f"Tapped{original.__name__}", (tapped_pair(original), original), {})
     return _TAPPED[key]
+
+
+@contextmanager
+def open_ports(ports: Sequence[Port | PairPort], examples: int) -> Iterator[None]:
+    """Let taps gather factors within the context, from a batch of so many examples, 0 if their number is unknown.
+
+    Both are read when a graph is compiled, and by an uncompiled step at each call.
+    """
+    for port in ports:
+        port.active = True
+    BATCH.examples = examples
+    try:
+        yield
+    finally:
+        BATCH.examples = 0
+        for port in ports:
+            port.active = False
 
 
 def tapped_cells(net: nn.Cell) -> Iterator[tuple[str, nn.Cell]]:

@@ -11,8 +11,6 @@ from mindspore import Parameter, mint, nn
 
 from thor.runtime import convolution
 
-#: What a layer computes. A dense layer: x W^T + b for the last axis of x, with W [O, I].
-KINDS = ("dense", "conv", "embedding", "norm")
 #: What a user may declare.
 DECLARED = ("dense", "embedding")
 
@@ -23,7 +21,7 @@ class LayerClass:
 
     Attributes:
         base: the class whose ``construct`` the layer runs.
-        kind: one of ``KINDS``.
+        kind: "dense", x W^T + b for the last axis of x; "conv", "embedding" or "norm".
         weight: attribute of the weight; the scale of a normalisation.
         bias: attribute of the bias, or the shift of a normalisation; None if there is none.
         transposed: whether a dense layer's weight is [I, O].

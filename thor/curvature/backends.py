@@ -31,9 +31,9 @@ class HostAlgebra:
         return [self._blocks(factor, u) for factor, u in zip(factors, us, strict=True)]
 
     def _blocks(self, factor: Factor, u: np.ndarray | None) -> np.ndarray:
-        blocks = factor.blocks.asnumpy()
-        if factor.scale != 1.0:
-            blocks = np.float32(factor.scale) * blocks
+        blocks, scale = factor.blocks.asnumpy(), factor.scale
+        if scale != 1.0:
+            blocks = np.float32(scale) * blocks
         if u is not None:
             parts = _by_block(factor, u)
             blocks = blocks - parts.transpose(0, 1, 3, 2) @ parts
@@ -88,7 +88,8 @@ class DeviceAlgebra:
 
     def blocks(self, factors: Sequence[Factor], us: Sequence[np.ndarray | None]) -> list[Tensor]:
         stacks = [ops.reshape(f.blocks, (-1, f.cut.size, f.cut.size)) for f in factors]
-        stacks = [x if f.scale == 1.0 else x * f.scale for x, f in zip(stacks, factors, strict=True)]
+        scales = [f.scale for f in factors]
+        stacks = [x if scale == 1.0 else x * scale for x, scale in zip(stacks, scales, strict=True)]
         if all(u is None for u in us):
             return stacks
         rank = max(f.cut.rank for f in factors)

@@ -225,18 +225,17 @@ class AllRows(Features):
 
 
 class RowsWithGradient(nn.Cell):
-    """The rows of an output gradient [N, O] that are not all zero count: (0 or 1 [N], the number of terms)."""
+    """The rows of an output gradient that are not all zero count: (0 or 1, the number of terms).
+
+    They are [N] of [N, O], or the positions [B, H W] of a convolution's [B, O, H, W].
+    """
+
+    def __init__(self, is_convolution: bool):
+        super().__init__(auto_prefix=False)
+        self.find = formulas.positions_with_gradient if is_convolution else formulas.rows_with_gradient
 
     def construct(self, g):
-        valid = formulas.rows_with_gradient(g)
-        return valid, formulas.at_least_one(valid.sum())
-
-
-class PositionsWithGradient(nn.Cell):
-    """As :class:`RowsWithGradient`, for the positions of a convolution's output gradient [B, O, H, W]: [B, H W]."""
-
-    def construct(self, g):
-        valid = formulas.positions_with_gradient(g)
+        valid = self.find(g)
         return valid, formulas.at_least_one(valid.sum())
 
 
@@ -244,7 +243,7 @@ def rows_of(sharing: str, kind: str) -> nn.Cell:
     """The Cell that tells which rows of an output gradient count, and the number of terms."""
     if sharing != EXPAND:
         return shared(AllRows)
-    return shared(PositionsWithGradient if kind == "conv" else RowsWithGradient)
+    return shared(RowsWithGradient, kind == "conv")
 
 
 class CountedStatistics(Statistics):

@@ -18,8 +18,7 @@ tensors as separate arguments, never as a tuple.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import mindspore as ms
@@ -27,10 +26,10 @@ import numpy as np
 from mindspore import Parameter, Tensor, ops
 
 from first_order.compiled import CompiledFunction
+from thor.capture.attach import open_ports
 from thor.curvature.layer import Layer
 from thor.distributed.ranks import Ranks
 from thor.distributed.reduce import Means, unreduced
-from thor.factors.statistics import BATCH
 from thor.runtime import device
 from thor.runtime.dropout_seeds import DropoutSeeds
 from thor.runtime.graph_ops import entry, over
@@ -103,6 +102,7 @@ class StepGraphs:
         self.message_bytes: dict[str, int] = {}
         self.watch = FlagWatch(forward.cells(), self.weights, constants=jit)
         self.flags = Flags((), (True,) * len(self.weights))
+        self._ports = [port for layer in layers for port in layer.ports]
         self._seeds = DropoutSeeds(cell for _, cell in forward.cells())
         self._functions: dict[tuple[str, Flags], tuple[Compiled, int]] = {}
         self._in_graph: dict[Flags, list[int]] = {}  # by flags, the longest unused first
@@ -157,9 +157,9 @@ class StepGraphs:
 
     def _drop(self, leaves: Callable[[str, Flags], bool]) -> None:
         for key in [key for key in self._functions if leaves(*key)]:
-            if key in self.compiled:
-                self.compiled[key].release()
-            del self._functions[key]
+            function, _ = self._functions.pop(key)
+            if isinstance(function, CompiledFunction):
+                function.release()
 
     def _run(self, name: str, build: Callable[[], Compiled], *tensors: Any) -> Any:
         """Call a function, which is built if this is its first call."""
@@ -190,7 +190,7 @@ class StepGraphs:
 
     def curvature(self, scale: Tensor | None, *inputs: Any) -> tuple[Any, ...]:
         """The backward pass with factors: (loss, whether everything is finite, *gradients, *statistics)."""
-        with self._open_ports(inputs):
+        with open_ports(self._ports, examples_of(inputs, unknown=0)):
             return self._run("curvature", self._build_curvature, scale, *inputs)
 
     def gradients(self, scale: Tensor | None, *inputs: Any) -> tuple[Any, ...]:
@@ -212,7 +212,7 @@ class StepGraphs:
         """
         if not gathering:
             return self._run("add", self._build_add, scale, weight, *inputs)
-        with self._open_ports(inputs):
+        with open_ports(self._ports, examples_of(inputs, unknown=0)):
             return self._run("add_curvature", self._build_add_curvature, scale, weight, *inputs)
 
     def finish(self, scale: Tensor | None, share: Tensor, examples: Tensor) -> tuple[Tensor, Tensor]:
@@ -226,23 +226,6 @@ class StepGraphs:
     def clear_sums(self) -> None:
         """Set the sums over the micro-batches to zero."""
         self._run("clear", self._build_clear)
-
-    @contextmanager
-    def _open_ports(self, inputs: Sequence[Any]) -> Iterator[None]:
-        """Let taps gather factors, and tell them the number of examples.
-
-        Both are read when a graph is compiled, and without jit at every call.
-        """
-        ports = [port for layer in self.layers for port in layer.ports]
-        for port in ports:
-            port.active = True
-        BATCH.examples = examples_of(inputs, unknown=0)
-        try:
-            yield
-        finally:
-            BATCH.examples = 0
-            for port in ports:
-                port.active = False
 
     # -- builders of the functions ---------------------------------------------------------------------------------
 
