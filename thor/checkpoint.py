@@ -40,20 +40,19 @@ def _caches_of_row(layers: Sequence[Layer], column_of: Sequence[int], ranks: Ran
     """
     columns = range(ranks.grid.columns)
     parts = [
-        [factor for layer, at in zip(layers, column_of, strict=True) if at == column for factor in (layer.a, layer.g)]
+        [pair for layer, at in zip(layers, column_of, strict=True) if at == column for pair in layer.held_by_few]
         for column in columns
     ]
-    lengths = [sum(numbers_in(factor.cache_shapes) for factor in part) for part in parts]
-    pieces = [cache.asnumpy().reshape(-1) for factor in parts[ranks.own_column] for cache in factor.cache]
+    lengths = [numbers_in(shape for _, shape in part) for part in parts]
+    pieces = [cache.asnumpy().reshape(-1) for cache, _ in parts[ranks.own_column]]
     own = np.concatenate(pieces) if pieces else np.zeros(0, np.float32)
     caches: dict[str, Tensor] = {}
     for part, flat in zip(parts, ranks.gathered_in_row(own, lengths), strict=True):
         first = 0
-        for factor in part:
-            for cache, shape in zip(factor.cache, factor.cache_shapes, strict=True):
-                last = first + int(np.prod(shape))
-                caches[cache.name] = Tensor(flat[first:last].reshape(shape).copy())
-                first = last
+        for cache, shape in part:
+            last = first + int(np.prod(shape))
+            caches[cache.name] = Tensor(flat[first:last].reshape(shape).copy())
+            first = last
     return caches
 
 
@@ -62,7 +61,7 @@ def load_state(optimizer: nn.Cell, plan: Parameter, layers: Sequence[Layer], par
 
     Raises ValueError for another optimizer's state, and if a Parameter is missing.
     """
-    elsewhere = {cache.name for y in layers if not y.held for factor in (y.a, y.g) for cache in factor.cache}
+    elsewhere = {cache.name for layer in layers if not layer.held for cache, _ in layer.held_by_few}
     own = {name: value for name, value in parameters.items() if name not in elsewhere}
     if plan.name in own:
         plan.set_data(own[plan.name])  # raises ValueError for another optimizer's state

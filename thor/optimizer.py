@@ -16,9 +16,12 @@ from thor.capture.attach import detach, left_as_found, tapped_cells
 from thor.capture.integrity import NetworkIntegrity
 from thor.capture.targets import LeftOut, Target, find_targets, keep_optimized
 from thor.checkpoint import gathered_state, load_state, plan_parameter
+from thor.curvature.basis_layer import BasisLayer
+from thor.curvature.eigenbasis import Diagonalizer
 from thor.curvature.factor import squeezed
 from thor.curvature.inverter import Inverter
-from thor.curvature.layer import Layer, cuts_of
+from thor.curvature.layer import InverseLayer, cuts_of
+from thor.curvature.refresh_job import RefreshMethod
 from thor.curvature.refresher import Refresher
 from thor.curvature.trace_rule import STOPPED, RefreshRecord, TraceRule
 from thor.distributed.exchange import PieceExchange, placement_of
@@ -30,12 +33,12 @@ from thor.records import LayerRecord, describe_optimizer, log_layers
 from thor.runtime import convolution, device
 from thor.settings import loss_scale as scales
 from thor.settings.inner_optimizer import DEFAULT_MOMENTUM, inner_optimizer
+from thor.settings.kinds import INVERSE, kind_of, with_defaults
 from thor.settings.options import read_options
 from thor.settings.weight_sharing import sharing_of
+from thor.step.adam_moments import AdamMoments
 
 logger = logging.getLogger("thor")
-
-DEFAULT_RULE = TraceRule()
 
 
 class THOR(nn.Optimizer):
@@ -85,33 +88,39 @@ class THOR(nn.Optimizer):
     """
 
     def __init__(
-        self, net: nn.Cell, learning_rate: Any, damping: Any, momentum: float = DEFAULT_MOMENTUM,
-        weight_decay: float = 0.0, *, block_size: Any = 128, split: str = "block+mean", rank: int = 16,
-        refresh: TraceRule = DEFAULT_RULE, interval: Any = 100, factor_interval: Any = None, factor_decay: float = 0.95,
+        self, net: nn.Cell, learning_rate: Any, damping: Any = None, momentum: float = DEFAULT_MOMENTUM,
+        weight_decay: float = 0.0, *, precondition: str | None = None, block_size: Any = 128, split: str | None = None,
+        rank: int = 16, refresh: TraceRule | None = None, interval: Any = None, factor_interval: Any = None,
+        factor_decay: float | None = None, betas: tuple[float, float] | None = None, epsilon: float | None = None,
         inner: nn.Optimizer | None = None, loss_scale: Any = 1.0, clip: float | None = None, skip: Any = (),
-        params: Any = None, weight_decay_mode: str = "coupled", inverse: str | None = None, max_bad_steps: int = 10,
+        params: Any = None, weight_decay_mode: str | None = None, inverse: str | None = None, max_bad_steps: int = 10,
         norms: bool = False, clip_each: float | None = None, sharing: Sharing | None = None, factor_share: float = 1.0,
         weight_sharing: Any = None,
     ) -> None:  # fmt: skip
         nn.Cell.__init__(self, auto_prefix=False)  # the weights and their moments are those of `inner`
         if not isinstance(net, nn.Cell):
             raise TypeError(f"net must be an nn.Cell, but got {net!r} of type {type(net).__name__}")
+        kind = kind_of(precondition, damping)
+        chosen = with_defaults(kind, {
+            "damping": damping, "split": split, "rank": rank, "refresh": refresh, "interval": interval,
+            "factor_decay": factor_decay, "betas": betas, "epsilon": epsilon, "clip": clip, "inner": inner,
+            "inverse": inverse, "weight_decay_mode": weight_decay_mode,
+        })  # fmt: skip
+        inner, inverse = chosen.pop("inner"), chosen.pop("inverse")
         self.options = read_options(
-            damping=damping, block_size=block_size, split=split, rank=rank, refresh=refresh, interval=interval,
-            factor_interval=factor_interval, factor_decay=factor_decay, clip=clip, clip_each=clip_each,
-            weight_decay=weight_decay, weight_decay_mode=weight_decay_mode, skip=skip, max_bad_steps=max_bad_steps,
-            norms=norms, factor_share=factor_share,
+            kind, **chosen, block_size=block_size, factor_interval=factor_interval, clip_each=clip_each,
+            weight_decay=weight_decay, skip=skip, max_bad_steps=max_bad_steps, norms=norms, factor_share=factor_share,
         )  # fmt: skip
         initial_scale, self.scale_rule = scales.read(loss_scale)
         self._sharing_of = sharing_of(weight_sharing, net)
         device.warn_of_cached_graphs()
-        inverter = Inverter(device.inverse_method(inverse))
+        method: RefreshMethod = Inverter(device.inverse_method(inverse)) if kind == INVERSE else Diagonalizer()
         moving, self.rate, self.decays = inner_optimizer(net, inner, learning_rate, momentum, self.options, params)
         # unregistered, because the network saves its weights itself; `inner` is registered last, after the state
         set_unregistered(self, network=net, weights=tuple(moving.parameters))
         self._refuse_attached()
         targets = self._targets()
-        self._profile_path = auto.cache_file(targets, inverter.method) if self.options.auto else None
+        self._profile_path = auto.cache_file(targets, method.method) if self.options.auto else None
         if self._profile_path is not None:
             self._take_profile(auto.cached(self._profile_path))
         self.ranks = ranks_of_context(sharing)
@@ -120,7 +129,7 @@ class THOR(nn.Optimizer):
                 "block_size='auto' measures this process's machine, and ranks could choose differently: run "
                 "`thor profile` once and give the path of its profile"
             )
-        self._capture(targets, inverter, initial_scale)
+        self._capture(targets, method, initial_scale)
         self.inner = moving
         self._move: Callable[[tuple[Tensor, ...]], Tensor] | None = None
         self._written: np.float32 | None = None  # the learning rate that the host wrote last
@@ -153,25 +162,30 @@ class THOR(nn.Optimizer):
             )
         return chosen
 
-    def _capture(self, targets: list[Target], inverter: Inverter, loss_scale: float) -> None:
+    def _capture(self, targets: list[Target], method: RefreshMethod, loss_scale: float) -> None:
         """Attach taps to the targets and create the state; in a data-parallel job, first assign layers to ranks."""
         plan, share, ranks = self.options.plan, self.options.factor_share, self.ranks
         self._column_of = [0] * len(targets)  # for each layer: the column of ranks that holds its inverses
         self.exchange: PieceExchange | None = None  # divides a refresh among ranks; None if each does all of it
         if ranks is not None and ranks.sharing.shared:
             placement = placement_of([(t.copies, *cuts_of(t, plan)) for t in targets], ranks)
-            self.exchange = inverter.exchange = PieceExchange(ranks, placement, [t.name for t in targets])
+            self.exchange = method.exchange = PieceExchange(ranks, placement, [t.name for t in targets])
             self._column_of = list(placement.column_of)
         held = [ranks is None or column == ranks.own_column for column in self._column_of]
-        self.captured = [
-            Layer(t, plan, held=own, share=share, sharing=self._sharing_of(t.name))
+        in_basis = self.options.adam is not None
+        layer_class = BasisLayer if in_basis else InverseLayer
+        self.captured: list[Any] = [
+            layer_class(t, plan, held=own, share=share, sharing=self._sharing_of(t.name))
             for t, own in zip(targets, held, strict=True)
         ]
         convolution.forget_graphs(self.network)
         self.integrity = NetworkIntegrity(self.network, self.captured)
-        self.refresher = Refresher(self.captured, inverter)
+        self.refresher = Refresher(self.captured, method)
         guard = plan_parameter(plan, self.captured, lambda: self.options.auto)
-        self.own_state = OptimizerState(self.captured, guard, loss_scale)
+        own = {id(w) for layer in self.captured for w in (layer.weight, layer.bias)}
+        self.moments = AdamMoments([w for w in self.weights if in_basis and id(w) not in own])
+        state = self.moments.parameters if in_basis else ()
+        self.own_state = OptimizerState(self.captured, guard, loss_scale, state)
         log_layers(self.layers, self._left_out)
 
     def _take_profile(self, profile: Profile | None) -> None:
@@ -184,17 +198,17 @@ class THOR(nn.Optimizer):
     def profile_blocks(self, loss_fn: Any, inputs: tuple[Any, ...]) -> None:
         """Choose the block size on a first batch (``block_size="auto"``), and capture the layers anew with it."""
         assert self._profile_path is not None
-        inverter = self.refresher.inverter
+        method = self.refresher.method
         with left_as_found(self.network):
             detach(self.network)
             names = {layer.name for layer in self.captured}
             found = find_targets(self.network, optimized={id(weight) for weight in self.weights})[0]
             others = [f"^{re.escape(t.name)}$" for t in found if t.name not in names]
             profile = auto.profile_for_training(
-                self.network, loss_fn, inputs, self._profile_path, others, inverter.method
+                self.network, loss_fn, inputs, self._profile_path, others, method.method
             )
         self._take_profile(profile)
-        self._capture(self._targets(), inverter, self.own_state.loss_scale)
+        self._capture(self._targets(), method, self.own_state.loss_scale)
 
     # -- for users -----------------------------------------------------------------------------------------------
 
@@ -275,9 +289,20 @@ class THOR(nn.Optimizer):
     def inverses(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """(A^-1, G^-1) of a layer, damped and as they are applied, dense float32."""
         layer = self._layer(name)
+        if self.options.adam is not None:
+            raise ValueError("precondition='eigenbasis' has no inverses: use bases(name)")
         if not layer.held:
             raise ValueError(f"the inverses of layer {name} lie on other ranks (grad_worker_fraction)")
         return squeezed(layer.a.dense_inverse()), squeezed(layer.g.dense_inverse())
+
+    def bases(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """(Q_A, Q_G) of a layer, the eigenvectors of A and G in columns, block-diagonal float32."""
+        layer = self._layer(name)
+        if self.options.adam is None:
+            raise ValueError("precondition='inverse' has no eigenbases: use inverses(name)")
+        if not layer.held:
+            raise ValueError(f"the eigenbases of layer {name} lie on other ranks (grad_worker_fraction)")
+        return squeezed(layer.a.dense_basis()), squeezed(layer.g.dense_basis())
 
     def state(self) -> list[dict[str, Any]]:
         """The complete state for ``ms.save_checkpoint(state, path)``, including inverses that other ranks hold.
@@ -295,7 +320,7 @@ class THOR(nn.Optimizer):
         sizes = {layer.name: layer.bytes for layer in self.captured}
         return sizes | {"total": sum(sizes.values())}
 
-    def _layer(self, name: str) -> Layer:
+    def _layer(self, name: str) -> Any:
         found = next((layer for layer in self.captured if layer.name == name), None)
         if found is None:
             raise KeyError(f"no captured layer {name!r}; there are {', '.join(y.name for y in self.captured)}")
@@ -303,7 +328,7 @@ class THOR(nn.Optimizer):
 
     def __repr__(self) -> str:
         return describe_optimizer(
-            self.step, type(self.inner).__name__, self.options, self.refresher.inverter.method, self.layers, self.ranks
+            self.step, type(self.inner).__name__, self.options, self.refresher.method.method, self.layers, self.ranks
         )
 
     def __call__(self, gradients: Sequence[Tensor]) -> Tensor:
@@ -373,7 +398,7 @@ class THOR(nn.Optimizer):
         """
         state, options, ranks, step = self.own_state, self.options, self.ranks, self.step
         before, agree = (0, np.asarray) if ranks is None else (ranks.bytes, ranks.of_first)
-        self.refresher.candidate(indices, state, step, float(options.damping(step)), options.refresh, agree)
+        self.refresher.candidate(indices, state, step, options.damping_at(step), options.refresh, agree)
         state.schedule_refresh(int(options.interval(step)))
         return 0 if ranks is None else ranks.bytes - before
 

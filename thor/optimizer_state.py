@@ -77,7 +77,8 @@ class OptimizerState(StepCounts):
     Parameter       shape, unit  meaning                                                         written by
     ==============  ===========  ==============================================================  =======================
     plan            [bytes]      block plan and layers, see checkpoint.py                        made once
-    curvature       by layer     estimates and cached inverses (curvature/factor.py)             Estimate; Job.commit
+    curvature       by layer     estimates, inverses or bases (curvature/factor.py), moments     Estimate; Layer.adopt
+    moments         by weight    Adam's, of weights outside captured layers (adam_moments.py)    EigenUpdate
     step_count      [1] steps    steps done; skipped ones do not count                           finished
     next_refresh    [1] step     of the next candidate refresh                                   schedule_refresh
     next_gather     [1] step     of the next gathering of factors                                schedule_gathering
@@ -97,11 +98,14 @@ class OptimizerState(StepCounts):
     has changed.
     """
 
-    def __init__(self, layers: Sequence[Layer], plan: Parameter, loss_scale: float):
+    def __init__(
+        self, layers: Sequence[Layer], plan: Parameter, loss_scale: float, moments: Sequence[Parameter] = ()
+    ):  # fmt: skip
         nn.Cell.__init__(self, auto_prefix=False)  # Parameters are made here, in the order that a checkpoint has
         self.copies = tuple(layer.copies for layer in layers)
         self.plan = plan
-        self.curvature = ParameterTuple([p for y in layers for f in (y.a, y.g) for p in f.parameters])
+        self.curvature = ParameterTuple([p for layer in layers for p in layer.parameters])
+        self.moments = ParameterTuple(moments)
         self.step_count = int_parameter("step", 0)
         self.next_refresh = int_parameter("next_refresh", 0)
         self.next_gather = int_parameter("next_gather", 0)

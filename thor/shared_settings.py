@@ -48,8 +48,8 @@ def _of_thor(optimizer: THOR) -> dict[str, Any]:
         "sharing": None if optimizer.ranks is None else optimizer.ranks.sharing,
         "interval": int(options.interval(step)),
         "factor_interval": options.gather_interval(step),
-        "damping": float(options.damping(step)),
-        "inverse": optimizer.refresher.inverter.method,
+        "damping": options.damping_at(step),
+        "inverse": optimizer.refresher.method.method,
         "decays": list(optimizer.decays),
     }
 

@@ -32,11 +32,13 @@ from thor.settings.inner_optimizer import count_rates
 from thor.shared_settings import shared_settings
 from thor.step.accumulation import Accumulators
 from thor.step.diagnose import first_bad_layer, likely_cause, stop_message
+from thor.step.eigen_update import EigenUpdate
 from thor.step.forward import Forward, examples_of
 from thor.step.graphs import StepGraphs
+from thor.step.layer_update import Moving, no_more_parameters
 from thor.step.micro_batches import MicroBatches
 from thor.step.moving_averages import MovingAverages
-from thor.step.update import PlainUpdate, Update, no_more_parameters
+from thor.step.update import PlainUpdate, Update
 from thor.step_control import step_control
 
 
@@ -385,13 +387,15 @@ class TrainStep(nn.Cell):
         graphs.follow_flags()
 
 
-def _update(control: THOR | PlainOptimizer) -> Update | PlainUpdate:
+def _update(control: THOR | PlainOptimizer) -> Moving:
     """What moves the weights."""
     if isinstance(control, PlainOptimizer):
         return PlainUpdate(control.inner, control.clip_norm)
-    options = control.options
-    layers, decays = control.captured, control.decays
-    return Update(control.inner, layers, options.clip, decays, options.clip_each, control.ranks)
+    options, ranks, layers = control.options, control.ranks, control.captured
+    if options.adam is not None:
+        adam = (options.adam.beta1, options.adam.beta2, options.adam.epsilon)
+        return EigenUpdate(control.inner, layers, control.moments, *adam, control.decays, options.clip_each, ranks)
+    return Update(control.inner, layers, options.clip, control.decays, options.clip_each, ranks)
 
 
 def _aux(values: tuple[Any, ...]) -> Any:

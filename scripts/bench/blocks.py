@@ -107,7 +107,7 @@ class Run:
             self.net, work.rate, work.damping, 0.9, clip=work.clip, interval=work.interval,
             refresh=thor.TraceRule.thor_nt(), factor_interval=10 if work.batch < 1000 else None, **options_of(name),
         )  # fmt: skip
-        self.refresh_seconds = second.refresher.inverter.seconds
+        self.refresh_seconds = second.refresher.method.seconds
         self.step = thor.TrainStep(self.net, work.loss, second)
 
 

@@ -90,11 +90,10 @@ class Form:
         return len(self.columns) == 4
 
 
-class Direction(nn.Cell):
-    """Turns the gradients of a layer of one form into its directions; in between, both are matrices.
+class LayerMatrices(nn.Cell):
+    """Turns the gradients of a layer of one form into matrices, and such matrices into the shapes of its weights.
 
     A layer's gradients are (weight's,) or (weight's, bias's). As matrices they are (X,), padded, or (X, b) for a
-    separate bias. The caches are (inverse, s, t) of the columns' factor, then of the rows', and A's bias_inverse for a
     separate bias. Branches depend on attributes only: MindSpore's compiler decides such branches while it parses, which
     is much faster.
     """
@@ -115,11 +114,6 @@ class Direction(nn.Cell):
         plain = form.positions == 1 and not form.transposed
         self.as_weight = plain and not self.bias_inside and self.more_columns == self.more_rows == 0
         self.shape = form.weight if self.as_weight else (form.copies, 1, self.rows, self.columns)
-        self.left = multiply_left_by_diagonal if g_size == 1 else multiply_left
-        self.right = multiply_right_by_one if a_count == 1 else multiply_right
-        if a_size == 1:
-            self.right = multiply_right_by_diagonal
-        self.thin_left, self.thin_right = len(form.rows[1]) == 3, len(form.columns[1]) == 3
 
     def matrices(self, gradients):
         """The gradients as float32 matrices [c, O', I'], padded with zeros below and on the right."""
@@ -144,6 +138,49 @@ class Direction(nn.Cell):
 
     def _column(self, gradients):
         return reshaped(_cast(gradients[1], ms.float32), (self.copies, self.outputs, 1))
+
+    def cut(self, matrices, gradients):
+        """The directions, cut from their matrices, in the shapes and types of the layer's gradients."""
+        x = matrices[0]
+        if not self.as_weight:
+            if self.rows > self.outputs or self.columns > self.inputs:
+                x = self._window(x, 0, self.inputs)
+            if self.positions > 1:
+                x = ops.transpose(reshaped(x, (self.weight[0], self.positions, -1)), (0, 2, 1))
+            x = reshaped(x, self.weight)
+        if self.transposed:
+            x = ops.transpose(x, (1, 0))
+        x = _cast(x, self.dtype)
+        if self.bias_apart:
+            b = matrices[1]
+            if self.more_rows > 0:
+                b = _slice(b, (0, 0, 0), (self.copies, self.outputs, 1))
+            return x, self._as_bias(b, gradients)
+        if self.bias_inside:
+            return x, self._as_bias(self._window(matrices[0], self.inputs, 1), gradients)
+        return (x,)
+
+    def _window(self, x, first, columns):
+        return _slice(x, (0, 0, 0, first), (self.copies, 1, self.outputs, columns))
+
+    def _as_bias(self, column, gradients):
+        return _cast(reshaped(column, (self.weight[0],)), gradients[1].dtype)
+
+
+class Direction(LayerMatrices):
+    """Turns the gradients of a layer of one form into its directions.
+
+    The caches are (inverse, s, t) of the columns' factor, then of the rows', and A's bias_inverse for a separate bias.
+    """
+
+    def __init__(self, form: Form):
+        super().__init__(form)
+        (_, a_count, a_size, _), (_, _, g_size, _) = form.columns[0], form.rows[0]
+        self.left = multiply_left_by_diagonal if g_size == 1 else multiply_left
+        self.right = multiply_right_by_one if a_count == 1 else multiply_right
+        if a_size == 1:
+            self.right = multiply_right_by_diagonal
+        self.thin_left, self.thin_right = len(form.rows[1]) == 3, len(form.columns[1]) == 3
 
     def construct(self, matrices, caches):
         """G^-1 X A^-1 as matrices: the weight's in ``shape``, and [c, O', 1] for a separate bias.
@@ -179,33 +216,6 @@ class Direction(nn.Cell):
         if self.thin_left:
             v, t = _behind((v, caches[4])), _below((t, ops.bmm(caches[5], y)))
         return reshaped(self.left(y, caches[3]), self.shape) - reshaped(ops.bmm(v, t), self.shape)
-
-    def cut(self, matrices, gradients):
-        """The directions, cut from their matrices, in the shapes and types of the layer's gradients."""
-        x = matrices[0]
-        if not self.as_weight:
-            if self.rows > self.outputs or self.columns > self.inputs:
-                x = self._window(x, 0, self.inputs)
-            if self.positions > 1:
-                x = ops.transpose(reshaped(x, (self.weight[0], self.positions, -1)), (0, 2, 1))
-            x = reshaped(x, self.weight)
-        if self.transposed:
-            x = ops.transpose(x, (1, 0))
-        x = _cast(x, self.dtype)
-        if self.bias_apart:
-            b = matrices[1]
-            if self.more_rows > 0:
-                b = _slice(b, (0, 0, 0), (self.copies, self.outputs, 1))
-            return x, self._as_bias(b, gradients)
-        if self.bias_inside:
-            return x, self._as_bias(self._window(matrices[0], self.inputs, 1), gradients)
-        return (x,)
-
-    def _window(self, x, first, columns):
-        return _slice(x, (0, 0, 0, first), (self.copies, 1, self.outputs, columns))
-
-    def _as_bias(self, column, gradients):
-        return _cast(reshaped(column, (self.weight[0],)), gradients[1].dtype)
 
 
 class DirectionElsewhere(nn.Cell):

@@ -1,8 +1,8 @@
-"""The state of one Kronecker factor as named Parameters: an estimate and a cached inverse.
+"""The state of one Kronecker factor as named Parameters: an estimate, and a cached inverse or eigenbasis.
 
-A :class:`Factor` holds an *estimate* (running averages, updated at every curvature step) and a *cache* (the damped
-inverse, updated when the trace rule decides so). Both are Parameters, so that a checkpoint restores them exactly. With
-c copies (groups), n blocks of b rows, and rank r:
+A factor holds an *estimate* (running averages, updated at every curvature step) and a *cache* (the damped inverse of a
+:class:`Factor`, the eigenbasis of a :class:`BasisFactor`, updated when the trace rule decides so). Both are Parameters,
+so that a checkpoint restores them exactly. With c copies (groups), n blocks of b rows, and rank r:
 
     estimate   blocks [c, n, b, b]   diagonal blocks of the factor
                beside [c, n b, r]    the scaled mean (r = 1), or Z = A Q of the low-rank part; [1] for plain blocks
@@ -36,33 +36,25 @@ from thor.factors.blocks import Cut
 from thor.runtime.parameters import parameter
 
 
-class Factor:
-    """One Kronecker factor of one layer.
+class FactorEstimate:
+    """The running averages of one Kronecker factor of one layer; subclasses add what a refresh makes of them.
 
-    ``held`` is False if only other ranks of a data-parallel job hold the inverse. Each Parameter of the cache then has
-    one element.
+    ``held`` is False if only other ranks of a data-parallel job hold the cache. Each Parameter of it then has one
+    element.
     """
+
+    cache_shapes: tuple[tuple[int, ...], ...]  # on ranks that hold it
+    cache: tuple[Parameter, ...]
 
     def __init__(self, name: str, cut: Cut, copies: int, *, diagonal: bool = False, held: bool = True):
         self.name, self.cut, self.copies, self.held = name, cut, copies, held
         self.diagonal = diagonal  # by the layer's kind, not because the plan has blocks of one row
-        self.cache_shapes = cut.cache_shapes(copies)  # on ranks that hold it
-        inverse, s, t, *bias = self.cache_shapes
         blocks, thin, _, _ = cut.estimate_shapes(copies)
         self.blocks = parameter(f"{name}.blocks", np.zeros(blocks, np.float32))
         self.beside = parameter(f"{name}.beside", np.zeros(thin, np.float32))
         self.probe = parameter(f"{name}.probe", self._first_probe(thin))
         self.uses = parameter(f"{name}.uses", np.ones(1, np.float32))
         self.scale_by: Callable[[], float] = _one  # what answers ``scale``
-        identity = np.broadcast_to(np.eye(inverse[-1], dtype=np.float32), inverse)
-        self.inverse = parameter(f"{name}.inverse", identity if held else np.zeros(1, np.float32))
-        self.s = parameter(f"{name}.s", np.zeros(s if held else 1, np.float32))
-        self.t = parameter(f"{name}.t", np.zeros(t if held else 1, np.float32))
-        self.bias_inverse = None
-        if bias:
-            first = np.zeros(bias[0], np.float32)
-            first[:, -1] = 1.0
-            self.bias_inverse = parameter(f"{name}.bias_inverse", first if held else np.zeros(1, np.float32))
 
     def _first_probe(self, thin: tuple[int, ...]) -> np.ndarray:
         """Orthonormal random columns, seeded by the factor's name and so the same in every run."""
@@ -83,12 +75,6 @@ class Factor:
     def estimates(self) -> tuple[Parameter, Parameter, Parameter]:
         """The running averages of the fresh statistics, in the order of :attr:`port_parameters`."""
         return self.blocks, self.beside, self.uses
-
-    @property
-    def cache(self) -> tuple[Parameter, ...]:
-        """The Parameters of the damped inverse."""
-        bias = () if self.bias_inverse is None else (self.bias_inverse,)
-        return (self.inverse, self.s, self.t, *bias)
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
@@ -132,6 +118,26 @@ class Factor:
             full = np.where(inside, full, shared)  # the factor itself inside the blocks, U^T U outside
         return without_padding(full, self.cut)
 
+
+class Factor(FactorEstimate):
+    """A factor with its cached damped inverse."""
+
+    def __init__(self, name: str, cut: Cut, copies: int, *, diagonal: bool = False, held: bool = True):
+        super().__init__(name, cut, copies, diagonal=diagonal, held=held)
+        self.cache_shapes = cut.cache_shapes(copies)
+        inverse, s, t, *bias = self.cache_shapes
+        identity = np.broadcast_to(np.eye(inverse[-1], dtype=np.float32), inverse)
+        self.inverse = parameter(f"{name}.inverse", identity if held else np.zeros(1, np.float32))
+        self.s = parameter(f"{name}.s", np.zeros(s if held else 1, np.float32))
+        self.t = parameter(f"{name}.t", np.zeros(t if held else 1, np.float32))
+        self.bias_inverse = None
+        self.cache = (self.inverse, self.s, self.t)
+        if bias:
+            first = np.zeros(bias[0], np.float32)
+            first[:, -1] = 1.0
+            self.bias_inverse = parameter(f"{name}.bias_inverse", first if held else np.zeros(1, np.float32))
+            self.cache = (*self.cache, self.bias_inverse)
+
     def dense_inverse(self) -> np.ndarray:
         """The damped inverse as it is applied: [c, dim, dim] float32, or [c, dim] if it is diagonal."""
         if self.diagonal:
@@ -147,6 +153,30 @@ class Factor:
                 right = np.concatenate([s @ bias[:, :-1], bias[:, -1:]], 1)
                 full = np.concatenate([np.concatenate([full, -t[:, -1:]], 1), right], 2)
         return without_padding(full, self.cut)
+
+
+class BasisFactor(FactorEstimate):
+    """A factor with the eigenvectors of its blocks, the columns of ``basis`` [c, n, b, b].
+
+    A diagonal factor is its own eigenbasis, and has no basis stored.
+    """
+
+    def __init__(self, name: str, cut: Cut, copies: int, *, diagonal: bool = False, held: bool = True):
+        super().__init__(name, cut, copies, diagonal=diagonal, held=held)
+        shape = (copies, cut.count, cut.size, cut.size)
+        self.turns = cut.size > 1
+        self.cache, self.cache_shapes = (), ()
+        if self.turns:
+            self.cache_shapes = (shape,)
+            identity = np.broadcast_to(np.eye(cut.size, dtype=np.float32), shape)
+            self.basis = parameter(f"{name}.basis", identity if held else np.zeros(1, np.float32))
+            self.cache = (self.basis,)
+
+    def dense_basis(self) -> np.ndarray:
+        """The basis as a matrix, [c, dim, dim] float32; the identity for a diagonal factor."""
+        if not self.turns:
+            return np.broadcast_to(np.eye(self.cut.dim, dtype=np.float32), (self.copies, *[self.cut.dim] * 2)).copy()
+        return without_padding(assemble(self.basis.asnumpy(), self.cut.padded), self.cut)
 
 
 def _one() -> float:
@@ -174,7 +204,7 @@ def without_padding(full: np.ndarray, cut: Cut) -> np.ndarray:
     return full[:, cut.kept][:, :, cut.kept].astype(np.float32)
 
 
-def low_rank_part(factor: Factor) -> np.ndarray | None:
+def low_rank_part(factor: FactorEstimate) -> np.ndarray | None:
     """U [c, r, n b (+1)] in float64 with A - U^T U positive semi-definite, from the estimate; None for plain blocks.
 
     "block+mean": U is the scaled mean. The estimate of a layer used k times is a sum of k means, which is divided by

@@ -15,72 +15,36 @@ last good inverse. In a data-parallel job each rank inverts a part of the blocks
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from mindspore import Parameter, Tensor, ops
+from mindspore import Parameter, Tensor
 
 from thor.curvature import block_inverse
-from thor.curvature.backends import Algebra, algebra_of, split_by_stack
+from thor.curvature.backends import algebra_of, split_by_stack
 from thor.curvature.factor import Factor, assemble, low_rank_part, without_padding
+from thor.curvature.refresh_job import Exchange, RefreshJob
 
 RETRIES = 5
 ESCALATION = 10.0
 
 
 @dataclass
-class Job:
+class Job(RefreshJob):
     """The inversion of one factor.
 
     Attributes:
-        factor: the factor to invert.
         damping: [c], added to the diagonal of each copy.
-        part: the blocks, among all c n, that this process inverts.
-        escalated: number of blocks that needed more damping.
-        failed: True if there is no new inverse.
-        results: new values of the factor's Parameters. They are stored by :meth:`commit`, so that the two factors of a
-            layer change together or not at all.
         low_rank: U [c, r, n b (+1)]; None for plain blocks.
         blocks: D [c n, b, b].
-        inverse: X of the blocks in ``part``; after an exchange, of all blocks.
     """
 
-    factor: Factor
+    symmetric = True
+
     damping: np.ndarray
-    part: slice = field(default_factory=lambda: slice(None))
-    escalated: int = 0
-    failed: bool = False
-    results: list[tuple[Parameter, Tensor]] = field(default_factory=list)
     low_rank: np.ndarray | None = None
     blocks: Any = None
-    inverse: Any = None
-
-    @property
-    def count(self) -> int:
-        """Number of blocks that this process inverts."""
-        return len(range(self.factor.copies * self.factor.cut.count)[self.part])
-
-    def commit(self) -> None:
-        """Assign the results to the factor's Parameters.
-
-        ``set_data`` would replace their storage, but a compiled graph goes on reading the storage it was compiled with.
-        """
-        for target, value in self.results:
-            ops.assign(target, value)
-
-
-class Exchange(Protocol):
-    """The division of a refresh among the ranks of a job."""
-
-    def divide(self, jobs: list[Job]) -> None:
-        """Set each job's ``part``: the blocks that this rank inverts."""
-
-    def share(self, jobs: list[Job], seconds: float, algebra: Algebra) -> None:
-        """Give every rank the flags of each job, and the ranks that hold a factor the inverses of all its blocks."""
-
-    def settle(self, jobs: list[Job]) -> None:
-        """Mark each job that failed on any rank as failed on all."""
 
 
 class Inverter:
@@ -133,7 +97,7 @@ class Inverter:
         damping = np.concatenate([np.repeat(job.damping, job.factor.cut.count)[job.part] for job in live])
         inverses, trusted = self._invert_until_trusted(stacks, damping, owner, live)
         for job, of_part, flags in zip(live, inverses, split_by_stack(trusted, stacks), strict=True):
-            job.inverse, job.failed = of_part, not flags.all()
+            job.computed, job.failed = of_part, not flags.all()
 
     def _invert_until_trusted(self, stacks, damping, owner, jobs):
         damping = np.maximum(damping, np.finfo(np.float32).tiny)
@@ -160,10 +124,10 @@ class Inverter:
         """Add the new inverses, and the new probes of "block+rank", to the results; a non-finite inverse has failed."""
         thin = [(job, job.low_rank) for job in jobs if job.low_rank is not None]
         for job in (job for job in jobs if job.low_rank is None and job.factor.held):
-            self._store_inverse(job, job.inverse)
+            self._store_inverse(job, job.computed)
         held = [(job, u) for job, u in thin if job.factor.held]
         inside = [u[:, :, : job.factor.cut.padded].transpose(0, 2, 1) for job, u in held]
-        products = self.algebra.times([job.inverse for job, _ in held], inside)
+        products = self.algebra.times([job.computed for job, _ in held], inside)
         for (job, u), product in zip(held, products, strict=True):
             self._store_with_thin(job, u, product)
         # of all factors, held or not, because every rank has all estimates
@@ -183,7 +147,7 @@ class Inverter:
         if cut.whole_inverse:
             self._store_inverse(job, self._as_one_matrix(job, s, t))
             return
-        self._store_inverse(job, job.inverse)
+        self._store_inverse(job, job.computed)
         values = self._bordered(job, s, t) if cut.bias_apart else (s, t)
         job.results += [
             (target, Tensor(value.astype(np.float32)))
@@ -211,7 +175,7 @@ class Inverter:
     def _as_one_matrix(self, job: Job, s: np.ndarray, t: np.ndarray) -> np.ndarray:
         """X - s t as one matrix [c, dim, dim]."""
         cut, copies = job.factor.cut, job.factor.copies
-        blocks = self.algebra.to_host(job.inverse).reshape(copies, cut.count, cut.size, cut.size)
+        blocks = self.algebra.to_host(job.computed).reshape(copies, cut.count, cut.size, cut.size)
         full = assemble(blocks, cut.thin)
         if cut.bias_apart:
             full[:, -1:, -1:] = _bias_entry_inverse(job)

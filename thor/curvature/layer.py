@@ -1,8 +1,10 @@
-"""A captured layer with its two factors: traces, damping and caches of the layer."""
+"""A captured layer with its two factors: traces, and the caches that precondition its gradients."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from mindspore import Parameter, nn
@@ -11,7 +13,8 @@ from thor.capture.attach import attach
 from thor.capture.targets import Target
 from thor.curvature.damping import damped_trace, pi_split
 from thor.curvature.direction import Direction, DirectionElsewhere, Form
-from thor.curvature.factor import Factor
+from thor.curvature.factor import Factor, FactorEstimate
+from thor.curvature.inverter import Job
 from thor.factors.blocks import BlockPlan, Cut, diagonal_cut
 from thor.factors.statistics import POOLED
 from thor.runtime.graph_ops import shared
@@ -21,7 +24,12 @@ MIN_USES = 1e-3
 
 
 class Layer:
-    """A captured layer: its weights, its two factors, its ports."""
+    """A captured layer: its weights, its two factors, its ports. Subclasses say what a refresh makes of the factors.
+
+    ``held`` is False if only other ranks of a data-parallel job hold what its gradients are preconditioned with.
+    """
+
+    factor_class: type[FactorEstimate]
 
     def __init__(
         self, target: Target, plan: BlockPlan, *, held: bool = True, share: float = 1.0, sharing: str = POOLED
@@ -31,8 +39,8 @@ class Layer:
         self.weight, self.bias, self.copies = target.weight, target.bias, target.copies
         a_cut, g_cut = cuts_of(target, plan)
         is_table, is_norm = target.kind in ("embedding", "tied"), target.kind.startswith("norm")
-        self.a = Factor(f"{target.name}.a", a_cut, target.copies, diagonal=is_table or is_norm, held=held)
-        self.g = Factor(f"{target.name}.g", g_cut, target.copies, diagonal=is_norm, held=held)
+        self.a = self.factor_class(f"{target.name}.a", a_cut, target.copies, diagonal=is_table or is_norm, held=held)
+        self.g = self.factor_class(f"{target.name}.g", g_cut, target.copies, diagonal=is_norm, held=held)
         # A of a table and of a transposed convolution belongs to the rows of the weight, any other A to its columns
         rows_of_a = is_table or target.kind == "conv_transpose"
         self.row_factor, self.column_factor = (self.a, self.g) if rows_of_a else (self.g, self.a)
@@ -60,26 +68,41 @@ class Layer:
         return (*self.a.estimates, *self.g.estimates)
 
     @property
-    def caches(self) -> tuple[Parameter, ...]:
-        """(inverse, s, t) of the factor of the weight's columns, then of its rows; A's bias_inverse if there is one."""
-        bias = () if self.a.bias_inverse is None else (self.a.bias_inverse,)
-        return (*self.column_factor.cache[:3], *self.row_factor.cache[:3], *bias)
+    def parameters(self) -> tuple[Parameter, ...]:
+        """All Parameters, for checkpoints."""
+        return (*self.a.parameters, *self.g.parameters)
 
-    def direction(self) -> nn.Cell:
-        """The Cell that preconditions this layer's gradients; layers of one form share it."""
-        if not self.held:
-            return shared(DirectionElsewhere)
+    @property
+    def caches(self) -> tuple[Parameter, ...]:
+        """What the layer's gradients are preconditioned with."""
+        raise NotImplementedError
+
+    @property
+    def held_by_few(self) -> list[tuple[Parameter, tuple[int, ...]]]:
+        """The Parameters that only the ranks have which hold the layer, and their shapes there."""
+        return [pair for f in (self.a, self.g) for pair in zip(f.cache, f.cache_shapes, strict=True)]
+
+    def jobs(self, damping: float, traces: np.ndarray) -> tuple[Any, ...]:
+        """The work of one refresh, a job for each factor, from the traces [2, c] of the factors."""
+        raise NotImplementedError
+
+    def adopt(self, jobs: Sequence[Any]) -> None:
+        """Store the results of a refresh."""
+        for job in jobs:
+            job.commit()
+
+    def _form(self, columns: tuple[tuple[int, ...], ...], rows: tuple[tuple[int, ...], ...]) -> Form:
+        """The layer's form, for caches of these shapes."""
         shape = tuple(self.weight.shape)
-        form = Form(
+        return Form(
             shape[::-1] if self.transposed else shape, self.weight.dtype, self.bias is not None, self.copies,
-            self.positions, self.column_factor.cache_shapes, self.row_factor.cache_shapes, self.transposed,
+            self.positions, columns, rows, self.transposed,
         )  # fmt: skip
-        return shared(Direction, form)
 
     @property
     def bytes(self) -> int:
         """Bytes of the layer's curvature state."""
-        return sum(p.nbytes for f in (self.a, self.g) for p in f.parameters)
+        return sum(p.nbytes for p in self.parameters)
 
     @property
     def cost(self) -> float:
@@ -118,6 +141,35 @@ class Layer:
             return float(traces[1].sum()) + damping * self.g.cut.dim
         return sum(damped_trace(damping, a, g, self.a.cut.dim, self.g.cut.dim) for a, g in traces.T.tolist())
 
+    def fingerprint(self) -> str:
+        """A text that must be equal for a checkpoint to fit this layer's state."""
+        order = f":{self.positions}" if self.positions > 1 else ""
+        return f"{self.name}:{self.kind}:{self.copies}:{self.a.cut}:{self.g.cut}{order}"
+
+
+class InverseLayer(Layer):
+    """A layer whose gradients are multiplied by the damped inverses of its factors."""
+
+    factor_class = Factor
+    a: Factor
+    g: Factor
+
+    @property
+    def caches(self) -> tuple[Parameter, ...]:
+        """(inverse, s, t) of the factor of the weight's columns, then of its rows; A's bias_inverse if there is one."""
+        bias = () if self.a.bias_inverse is None else (self.a.bias_inverse,)
+        return (*self.column_factor.cache[:3], *self.row_factor.cache[:3], *bias)
+
+    def direction(self) -> nn.Cell:
+        """The Cell that preconditions this layer's gradients; layers of one form share it."""
+        if not self.held:
+            return shared(DirectionElsewhere)
+        return shared(Direction, self._form(self.column_factor.cache_shapes, self.row_factor.cache_shapes))
+
+    def jobs(self, damping: float, traces: np.ndarray) -> tuple[Job, ...]:
+        """The inversions of the factors that are inverted."""
+        return tuple(Job(factor, each) for factor, each in self.dampings(damping, traces).items())
+
     def dampings(self, damping: float, traces: np.ndarray) -> dict[Factor, np.ndarray]:
         """The damping [c] of each factor that is inverted: ``damping`` split by pi, from the factors' traces [2, c]."""
         if self.single:
@@ -125,11 +177,6 @@ class Layer:
         parts = [pi_split(damping, a, g, self.a.cut.dim, self.g.cut.dim) for a, g in traces.T.tolist()]
         of_a, of_g = np.array(parts, np.float32).T
         return {self.a: of_a, self.g: of_g}
-
-    def fingerprint(self) -> str:
-        """A text that must be equal for a checkpoint to fit this layer's state."""
-        order = f":{self.positions}" if self.positions > 1 else ""
-        return f"{self.name}:{self.kind}:{self.copies}:{self.a.cut}:{self.g.cut}{order}"
 
 
 def cuts_of(target: Target, plan: BlockPlan) -> tuple[Cut, Cut]:

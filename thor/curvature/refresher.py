@@ -1,8 +1,8 @@
-"""One candidate refresh, from fresh traces to adopted inverses.
+"""One candidate refresh, from fresh traces to adopted inverses, or eigenbases.
 
     fresh traces -> trace rule: UPDATE, KEEP or STOP for each layer -> invert the factors that update -> adopt
 
-A layer adopts the inverses of both its factors or keeps both old ones.
+A layer adopts the results of both its factors or keeps both old ones.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Protocol
 
 import numpy as np
 
-from thor.curvature.inverter import Inverter, Job
 from thor.curvature.layer import Layer
+from thor.curvature.refresh_job import RefreshJob, RefreshMethod
 from thor.curvature.trace_rule import ACTIVE, STOPPED, Decision, RefreshRecord, TraceRule
 
 logger = logging.getLogger("thor")
@@ -53,8 +53,8 @@ class RefreshState(Protocol):
 class Refresher:
     """Decides which layers refresh, and refreshes them."""
 
-    def __init__(self, layers: Sequence[Layer], inverter: Inverter):
-        self.layers, self.inverter = layers, inverter
+    def __init__(self, layers: Sequence[Layer], method: RefreshMethod):
+        self.layers, self.method = layers, method
         self.history: list[RefreshRecord] = []
         self._reported: set[str] = set()  # layers that a warning has named as never called
 
@@ -68,15 +68,15 @@ class Refresher:
         """
         fresh, table = self._fresh_traces(indices, agree), state.table()
         active = [i for i in fresh if table.status[i] == ACTIVE]
-        unused = [i for i in active if not self.layers[i].used]  # their factors are unknown; they keep their inverses
+        unused = [i for i in active if not self.layers[i].used]  # their factors are unknown; they keep what they have
         if active == unused and not table.refreshes.any():
             raise RuntimeError(self._nothing_called())
         self._report_unused([i for i in unused if not table.refreshes[i]], step)
         records = {i: self._decide(step, damping, rule, i, fresh[i], table) for i in active if i not in unused}
         stopped = [i for i, record in records.items() if record.decision is Decision.STOP]
         table.status[stopped] = STOPPED
-        jobs = {i: self._jobs(i, damping, fresh[i]) for i, r in records.items() if r.decision is Decision.UPDATE}
-        self.inverter.refresh([job for of_layer in jobs.values() for job in of_layer])
+        jobs = {i: self.layers[i].jobs(damping, fresh[i]) for i, r in records.items() if r.decision is Decision.UPDATE}
+        self.method.refresh([job for of_layer in jobs.values() for job in of_layer])
         for i, of_layer in jobs.items():
             if self._adopt(step, i, of_layer, table):
                 table.refreshes[i] += 1
@@ -106,11 +106,7 @@ class Refresher:
             decision = Decision.KEEP
         return RefreshRecord(step, layer.name, now, change, decision)
 
-    def _jobs(self, index: int, damping: float, fresh: np.ndarray) -> tuple[Job, ...]:
-        """The inversions of one layer, one for each factor that is inverted."""
-        return tuple(Job(factor, each) for factor, each in self.layers[index].dampings(damping, fresh).items())
-
-    def _adopt(self, step: int, index: int, jobs: tuple[Job, ...], table: LayerTable) -> bool:
+    def _adopt(self, step: int, index: int, jobs: tuple[RefreshJob, ...], table: LayerTable) -> bool:
         """Commit a layer's new inverses, all of them or none; False if one could not be inverted."""
         name, escalated = self.layers[index].name, sum(job.escalated for job in jobs)
         if escalated:
@@ -118,11 +114,10 @@ class Refresher:
             logger.warning("step %d: %d blocks of layer %s were not positive definite and got more damping",
                            step, escalated, name)  # fmt: skip
         if any(job.failed for job in jobs):
-            logger.warning("step %d: the factors of layer %s cannot be inverted; it keeps its last good inverse",
+            logger.warning("step %d: the factors of layer %s cannot be inverted or decomposed; it keeps what it has",
                            step, name)  # fmt: skip
             return False
-        for job in jobs:
-            job.commit()
+        self.layers[index].adopt(jobs)
         return True
 
     def _nothing_called(self) -> str:

@@ -21,20 +21,23 @@ def triangle(size: int) -> tuple[np.ndarray, np.ndarray]:
     return (rows * size + columns).astype(np.int32), position.reshape(-1)
 
 
-def packed(blocks: np.ndarray) -> np.ndarray:
-    """Symmetric blocks [m, b, b] as one vector [m b (b + 1) / 2] of their upper triangles."""
+def packed(blocks: np.ndarray, symmetric: bool = True) -> np.ndarray:
+    """Blocks [m, b, b] as one vector: of symmetric ones the upper triangles, [m b (b + 1) / 2]."""
     count, size, _ = blocks.shape
-    return blocks.reshape(count, -1)[:, triangle(size)[0]].reshape(-1)
+    flat = blocks.reshape(count, -1)
+    return (flat[:, triangle(size)[0]] if symmetric else flat).reshape(-1)
 
 
-def unpacked(flat: np.ndarray, size: int) -> np.ndarray:
-    """The symmetric blocks [m, b, b] of a vector from :func:`packed`; ``size`` is b."""
-    return flat.reshape(-1, size * (size + 1) // 2)[:, triangle(size)[1]].reshape(-1, size, size)
+def unpacked(flat: np.ndarray, size: int, symmetric: bool = True) -> np.ndarray:
+    """The blocks [m, b, b] of a vector from :func:`packed`; ``size`` is b."""
+    if symmetric:
+        flat = flat.reshape(-1, size * (size + 1) // 2)[:, triangle(size)[1]]
+    return flat.reshape(-1, size, size)
 
 
-def packed_length(count: int, size: int) -> int:
+def packed_length(count: int, size: int, symmetric: bool = True) -> int:
     """The length of :func:`packed` for ``count`` blocks of ``size`` rows."""
-    return count * size * (size + 1) // 2
+    return count * (size * (size + 1) // 2 if symmetric else size * size)
 
 
 def runs(lengths: Sequence[int], limit: int) -> list[tuple[int, int]]:

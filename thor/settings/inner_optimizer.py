@@ -11,6 +11,8 @@ from mindspore import Parameter, nn, ops
 
 import first_order
 from first_order.checks import number
+from thor.settings.along import Along
+from thor.settings.kinds import EIGENBASIS
 from thor.settings.options import Options
 from thor.settings.schedules import HostSchedule
 
@@ -98,12 +100,13 @@ def listed(group: dict[str, Any]) -> dict[str, Any]:
     return {key: list(value) if isinstance(value, Iterator) else value for key, value in group.items()}
 
 
-def default_momentum(
+def default_inner(
     net: nn.Cell, initial: Any, momentum: Any, options: Options, params: Any
-) -> tuple[nn.Momentum, dict[int, float]]:
-    """nn.Momentum over the network's weights or ``params``, and the decoupled decay of each weight by its ``id``.
+) -> tuple[nn.Optimizer, dict[int, float]]:
+    """What moves the network's weights, or ``params``, and the decoupled decay of each weight by its ``id``.
 
-    The dictionary is empty where ``weight_decay_mode`` is "coupled": Momentum then applies the decay itself.
+    It is nn.Momentum, or :class:`thor.settings.along.Along` for the finished directions of eigenbases. The dictionary
+    is empty where ``weight_decay_mode`` is "coupled": Momentum then applies the decay itself.
     """
     weights = net.trainable_params() if params is None else params
     if not isinstance(weights, Iterable):
@@ -118,7 +121,8 @@ def default_momentum(
     decays: dict[int, float] = {}
     if all(isinstance(item, dict) for item in weights):
         weights, decays = without_decays(weights, options.weight_decay)
-    default = nn.Momentum(weights, initial, keep)
+    in_basis = options.kind == EIGENBASIS
+    default = Along(weights, initial) if in_basis else nn.Momentum(weights, initial, keep)
     return default, decays or decays_by_name(default.parameters, options.weight_decay)
 
 
@@ -141,11 +145,15 @@ def inner_optimizer(
     schedule = HostSchedule("learning_rate", learning_rate, above=False) if is_schedule else None
     if isinstance(learning_rate, Real):
         number("learning_rate", learning_rate, 0.0)
+    if options.kind == EIGENBASIS and momentum != DEFAULT_MOMENTUM:
+        raise ValueError(
+            f"momentum must be left out with precondition='eigenbasis', which has betas, but got {momentum!r}"
+        )
     if inner is None:
         if learning_rate is None:
             raise ValueError("learning_rate must be a number or a schedule where inner is None, but got None")
         initial = float(schedule(0)) if schedule else learning_rate
-        inner, decays = default_momentum(net, initial, momentum, options, params)
+        inner, decays = default_inner(net, initial, momentum, options, params)
         if schedule is not None and inner.is_group_lr:
             raise ValueError(
                 f"learning_rate must be a number, a list, a Tensor or a MindSpore schedule where a group of params has "

@@ -12,6 +12,7 @@ from thor.curvature.trace_rule import TraceRule
 from thor.factors.blocks import BlockPlan
 from thor.profile.profile_file import Profile
 from thor.settings.gathering import default_factor_interval
+from thor.settings.kinds import INVERSE
 from thor.settings.schedules import HostSchedule
 
 DEFAULT_BLOCK_SIZE = 128
@@ -19,10 +20,20 @@ WEIGHT_DECAY_MODES = ("coupled", "decoupled")
 
 
 @dataclass(frozen=True)
+class AdamSettings:
+    """Decays of Adam's two running averages, and what bounds its step where gradients are tiny."""
+
+    beta1: float
+    beta2: float
+    epsilon: float
+
+
+@dataclass(frozen=True)
 class Options:
     """Checked settings; schedules are callables on the host."""
 
-    damping: HostSchedule
+    kind: str
+    damping: HostSchedule | None
     interval: HostSchedule
     factor_interval: HostSchedule | None
     factor_decay: float
@@ -37,6 +48,11 @@ class Options:
     norms: bool
     max_bad_steps: int
     factor_share: float
+    adam: AdamSettings | None
+
+    def damping_at(self, step: int) -> float:
+        """The damping of a step; 0 where nothing is inverted."""
+        return 0.0 if self.damping is None else float(self.damping(step))
 
     def gather_interval(self, step: int) -> int:
         """The number of steps from one gathering of factors to the next."""
@@ -81,9 +97,9 @@ def block_plan(block_size: Any, split: str, rank: int) -> BlockPlan:
 
 
 def read_options(
-    *, damping: Any, block_size: Any, split: str, rank: int, refresh: Any, interval: Any, factor_interval: Any,
-    factor_decay: Any, clip: Any, clip_each: Any, weight_decay: Any, weight_decay_mode: str, skip: Any,
-    max_bad_steps: Any, norms: Any, factor_share: Any,
+    kind: str, *, damping: Any, block_size: Any, split: str, rank: int, refresh: Any, interval: Any,
+    factor_interval: Any, factor_decay: Any, clip: Any, clip_each: Any, weight_decay: Any, weight_decay_mode: str,
+    skip: Any, max_bad_steps: Any, norms: Any, factor_share: Any, betas: Any, epsilon: Any,
 ) -> Options:  # fmt: skip
     """All settings, checked, except those of the inner optimizer."""
     if not isinstance(refresh, TraceRule):
@@ -99,8 +115,11 @@ def read_options(
     if factor_interval is not None:
         gather = HostSchedule("factor_interval", factor_interval, low=1, above=False, integer=True)
     auto = isinstance(block_size, str) and block_size == "auto"
+    if kind == INVERSE and damping is None:
+        raise ValueError("damping must be a number or a function of the step with precondition='inverse', but got None")
     return Options(
-        damping=HostSchedule("damping", damping),
+        kind=kind,
+        damping=None if damping is None else HostSchedule("damping", damping),
         interval=HostSchedule("interval", interval, low=1, above=False, integer=True),
         factor_interval=gather,
         factor_decay=number("factor_decay", factor_decay, 0.0, 1.0, open_high=True),
@@ -115,4 +134,13 @@ def read_options(
         norms=flag("norms", norms),
         max_bad_steps=check_int("max_bad_steps", max_bad_steps, 1),
         factor_share=number("factor_share", factor_share, 0.0, 1.0, open_low=True),
+        adam=None if kind == INVERSE else adam_settings(betas, epsilon),
     )
+
+
+def adam_settings(betas: Any, epsilon: Any) -> AdamSettings:
+    """The settings of Adam in eigenbases, checked."""
+    if not isinstance(betas, (tuple, list)) or len(betas) != 2:
+        raise ValueError(f"betas must be a pair of numbers in [0, 1), but got {betas!r}")
+    beta1, beta2 = (number(f"betas[{i}]", beta, 0.0, 1.0, open_high=True) for i, beta in enumerate(betas))
+    return AdamSettings(beta1, beta2, number("epsilon", epsilon, 0.0))

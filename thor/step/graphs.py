@@ -38,8 +38,8 @@ from thor.step.compiled_for import Flags, FlagWatch
 from thor.step.estimate import Estimate
 from thor.step.finite_check import checker, in_one_thread
 from thor.step.forward import Forward, examples_of
+from thor.step.layer_update import Moving, places_behind
 from thor.step.loss_scaling import scaling
-from thor.step.update import PlainUpdate, Update, places_behind
 
 logger = logging.getLogger("thor")
 
@@ -89,7 +89,7 @@ class StepGraphs:
     """
 
     def __init__(
-        self, forward: Forward, layers: Sequence[Layer], update: Update | PlainUpdate, *, ranks: Ranks | None,
+        self, forward: Forward, layers: Sequence[Layer], update: Moving, *, ranks: Ranks | None,
         sums: Accumulators | None, jit: bool, state: Steps,
     ) -> None:  # fmt: skip
         self.parameters = [*forward.net.get_parameters(), *forward.other_parameters()]

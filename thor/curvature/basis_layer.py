@@ -1,0 +1,83 @@
+"""A captured layer that is trained by Adam in the eigenbasis of its factors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from mindspore import Parameter, ops
+
+from thor.capture.targets import Target
+from thor.curvature.eigenbasis import BasisJob
+from thor.curvature.factor import BasisFactor
+from thor.curvature.layer import Layer
+from thor.curvature.rotation import Rotation, between, multiply_left_by_transposed, multiply_right
+from thor.factors.blocks import BlockPlan
+from thor.factors.statistics import POOLED
+from thor.runtime.graph_ops import shared
+from thor.runtime.parameters import parameter
+
+
+class BasisLayer(Layer):
+    """A layer with the eigenbases of its factors, and Adam's moments of its gradient in them.
+
+    Attributes:
+        first: running average of the gradient in the basis, [c, O', I'] as the padded matrix is.
+        second: running average of its square.
+    """
+
+    factor_class = BasisFactor
+    a: BasisFactor
+    g: BasisFactor
+
+    def __init__(
+        self, target: Target, plan: BlockPlan, *, held: bool = True, share: float = 1.0, sharing: str = POOLED
+    ):
+        super().__init__(target, plan, held=held, share=share, sharing=sharing)
+        rows, columns = self.row_factor.cut.padded, self.column_factor.cut.padded
+        self._moments_shape = (self.copies, rows, columns)
+        zeros = np.zeros(self._moments_shape if held else 1, np.float32)
+        self.first = parameter(f"{self.name}.first_moment", zeros)
+        self.second = parameter(f"{self.name}.second_moment", zeros)
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """All Parameters, for checkpoints."""
+        return (*super().parameters, self.first, self.second)
+
+    @property
+    def caches(self) -> tuple[Parameter, ...]:
+        """The bases of the factor of the weight's columns and of its rows; a diagonal factor has none."""
+        return (*self.column_factor.cache, *self.row_factor.cache)
+
+    @property
+    def held_by_few(self) -> list[tuple[Parameter, tuple[int, ...]]]:
+        """The Parameters that only the ranks have which hold the layer, and their shapes there."""
+        return [*super().held_by_few, *((each, self._moments_shape) for each in (self.first, self.second))]
+
+    def rotation(self) -> Rotation:
+        """The Cell that turns this layer's gradients into the basis and its steps back; layers of one form share it."""
+        cuts = (self.column_factor.cut, self.row_factor.cut)
+        columns, rows = (((self.copies, cut.count, cut.size, cut.size),) for cut in cuts)
+        found: Rotation = shared(Rotation, self._form(columns, rows))
+        return found
+
+    def jobs(self, damping: float, traces: np.ndarray) -> tuple[BasisJob, ...]:
+        """The renewals of the factors that have a basis."""
+        return tuple(BasisJob(factor) for factor in (self.a, self.g) if factor.turns)
+
+    def adopt(self, jobs: Sequence[Any]) -> None:
+        """Store the new bases, and turn the first moment into them, which loses nothing of it."""
+        if self.held:
+            moment = self.first
+            for job in jobs:
+                ((basis, new),) = job.results
+                turn = between(basis, new)
+                if job.factor is self.row_factor:
+                    moment = multiply_left_by_transposed(moment, turn)
+                else:
+                    moment = multiply_right(moment, turn)
+            if jobs:
+                ops.assign(self.first, moment)
+        super().adopt(jobs)

@@ -1,0 +1,63 @@
+"""The gradient of a layer in the eigenbasis of its factors, and a step turned back: pure functions, and their Cell.
+
+With the eigenvectors of the blocks of A and of G in the columns of the block-diagonal Q_A and Q_G, a matrix X [c, O, I]
+of a layer becomes Q_G^T X Q_A, and a step U in the basis becomes Q_G U Q_A^T. A direction without curvature has a
+column of zeros, and takes no step.
+"""
+
+from __future__ import annotations
+
+from mindspore import ops
+
+from thor.curvature.direction import Form, LayerMatrices, multiply_left, multiply_right
+from thor.runtime.graph_ops import reshaped, swapped
+
+_by_transposed, _of_transposed = ops.BatchMatMul(transpose_b=True), ops.BatchMatMul(transpose_a=True)
+
+
+def multiply_left_by_transposed(x, basis):
+    """Q^T X for block-diagonal Q [c, n, b, b] and X [c, n b, m]."""
+    copies, count, size, _ = basis.shape
+    columns = x.shape[2]
+    y = _of_transposed(basis, reshaped(x, (copies, count, size, columns)))
+    return reshaped(y, (copies, count * size, columns))
+
+
+def multiply_right_by_transposed(x, basis):
+    """X Q^T for X [c, m, n b] and block-diagonal Q [c, n, b, b]."""
+    copies, count, size, _ = basis.shape
+    rows = x.shape[1]
+    y = _by_transposed(swapped(x, copies, rows, count, size), basis)
+    return reshaped(swapped(y, copies, count, rows, size), (copies, rows, count * size))
+
+
+def between(old, new):
+    """R = Q_old^T Q_new [c, n, b, b], which turns coordinates of the old basis into those of the new one."""
+    return _of_transposed(old, new)
+
+
+class Rotation(LayerMatrices):
+    """Turns the gradients of a layer of one form into its eigenbasis, and steps back out of it.
+
+    ``bases`` are those of the columns' factor, then of the rows'; a diagonal factor has none.
+    """
+
+    def __init__(self, form: Form):
+        super().__init__(form)
+        self.turns_columns, self.turns_rows = form.columns[0][-1] > 1, form.rows[0][-1] > 1
+
+    def construct(self, x, bases):
+        """Q_G^T X Q_A for X [c, O', I']."""
+        if self.turns_columns:
+            x = multiply_right(x, bases[0])
+        if self.turns_rows:
+            x = multiply_left_by_transposed(x, bases[-1])
+        return x
+
+    def back(self, u, bases):
+        """Q_G U Q_A^T for U [c, O', I'], in ``shape``."""
+        if self.turns_columns:
+            u = multiply_right_by_transposed(u, bases[0])
+        if self.turns_rows:
+            u = multiply_left(u, bases[-1])
+        return reshaped(u, self.shape)

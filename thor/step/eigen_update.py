@@ -1,0 +1,104 @@
+"""The compiled end of a step in eigenbases: gradients are turned, Adam makes a step there, and it is turned back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mindspore as ms
+from mindspore import ParameterTuple, nn, ops
+
+from thor.curvature.basis_layer import BasisLayer
+from thor.distributed.ranks import Ranks
+from thor.runtime.graph_ops import entry, nested_entry, over
+from thor.step.adam_moments import AdamMoments, adam_direction, bias_correction, moments_after
+from thor.step.finite_check import summary_of_all
+from thor.step.layer_update import LayerUpdate
+
+_cast = ops.Cast()
+
+
+class EigenUpdate(LayerUpdate):
+    """Adam in the eigenbasis of every captured layer's factors, and plain Adam for all other weights.
+
+    With R = Q_G^T dW Q_A, a layer's direction is Q_G U Q_A^T, where U is Adam's step from the running averages of R and
+    of R^2. Nothing changes if the loss or a gradient is not finite.
+    """
+
+    def __init__(
+        self, inner: nn.Optimizer, layers: Sequence[BasisLayer], moments: AdamMoments, beta1: float, beta2: float,
+        epsilon: float, decays: tuple[float, ...], clip_each: float | None = None, ranks: Ranks | None = None,
+    ):  # fmt: skip
+        super().__init__(
+            inner, layers, [layer.rotation() for layer in layers], [layer.caches for layer in layers], decays,
+            clip_each, ranks,
+        )  # fmt: skip
+        self.held = tuple(layer.held for layer in layers)
+        self.first, self.second = ParameterTuple([y.first for y in layers]), ParameterTuple([y.second for y in layers])
+        self.plain_first, self.plain_second = ParameterTuple(moments.first), ParameterTuple(moments.second)
+        self.plain = tuple(range(len(moments.first)))
+        self.steps = moments.steps
+        self.beta1, self.beta2, self.epsilon = beta1, beta2, epsilon
+        self.summary_of_all = summary_of_all()
+
+    def construct(self, loss, gradients):
+        """(loss, whether the step was finite and done), for unscaled gradients in the inner optimizer's order."""
+        gradients = self.clipped_each(gradients)
+        by_layer = over(ops.partial(self.gradients_of, gradients), self.weights_at)
+        others = over(ops.partial(entry, gradients), self.others)
+        finite = ops.isfinite(_cast(loss, ms.float32) + self.summary_of_all(gradients))
+        directions = ()
+        if self.across is not None:  # no rank may wait for another one within a branch
+            found, plain = self._steps(by_layer, others)
+            directions = self.from_row(self._cut_all(found, by_layer), by_layer)
+        if finite:
+            if self.across is None:
+                found, plain = self._steps(by_layer, others)
+                directions = self._cut_all(found, by_layer)
+            over(self._store, found, self.layers)
+            over(self._store_plain, plain, self.plain)
+            ops.assign(self.steps, self.steps + 1)
+            moves = directions + (over(ops.partial(_nth, 2), plain),)
+            loss = self.move(loss, over(ops.partial(nested_entry, moves), self.sources))
+        return loss, finite
+
+    def _steps(self, by_layer, others):
+        """(first moment, second moment, direction) of each layer as matrices, and of each other weight."""
+        correction = bias_correction(self.steps + 1, self.beta1, self.beta2)
+        found = over(ops.partial(self._step, correction), by_layer, self.caches_at, self.layers)
+        plain = ()
+        if self.plain:
+            plain = over(ops.partial(self._plain_step, correction), others, self.plain)
+        return found, plain
+
+    def _step(self, correction, gradients, at, i):
+        matrices = self.matrices_of(gradients, i)
+        if not self.held[i]:
+            return self.first[i], self.second[i], ops.zeros_like(matrices[0])
+        bases = self.caches_of(at)
+        turned = self.directions[i](matrices[0], bases)
+        first, second = moments_after(turned, self.first[i], self.second[i], self.beta1, self.beta2)
+        step = adam_direction(first, second, correction, self.epsilon)
+        return first, second, self.directions[i].back(step, bases)
+
+    def _plain_step(self, correction, gradient, i):
+        gradient = _cast(gradient, ms.float32)
+        first, second = moments_after(gradient, self.plain_first[i], self.plain_second[i], self.beta1, self.beta2)
+        return first, second, adam_direction(first, second, correction, self.epsilon)
+
+    def _cut_all(self, found, by_layer):
+        return over(self._cut_one, found, by_layer, self.layers)
+
+    def _cut_one(self, found, gradients, i):
+        return self.cut((found[2],), gradients, i)
+
+    def _store(self, found, i):
+        ops.assign(self.first[i], found[0])
+        return ops.assign(self.second[i], found[1])
+
+    def _store_plain(self, found, i):
+        ops.assign(self.plain_first[i], found[0])
+        return ops.assign(self.plain_second[i], found[1])
+
+
+def _nth(index, values):
+    return values[index]
