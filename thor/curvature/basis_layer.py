@@ -81,3 +81,7 @@ class BasisLayer(Layer):
             if jobs:
                 ops.assign(self.first, moment)
         super().adopt(jobs)
+
+    def fingerprint(self) -> str:
+        """A text that must be equal for a checkpoint to fit this layer's state."""
+        return f"{super().fingerprint()}:eigenbasis"

@@ -21,6 +21,18 @@ def adam_direction(first, second, correction, epsilon):
     return correction * (first / (ops.sqrt(second) + epsilon))
 
 
+def largest_step(beta1, beta2):
+    """The largest |first| / sqrt(second) that Adam can make in one basis; infinite if beta1^2 is not below beta2.
+
+    By Cauchy and Schwarz, (sum a_k g_k)^2 <= (sum a_k^2 / b_k) (sum b_k g_k^2) for the weights a_k = (1 - beta1) beta1^k
+    and b_k = (1 - beta2) beta2^k of the running averages.
+    """
+    ratio = beta1 * beta1 / beta2 if beta2 > 0 else 1.0
+    if ratio >= 1.0:
+        return float("inf")
+    return (1.0 - beta1) / ((1.0 - beta2) * (1.0 - ratio)) ** 0.5
+
+
 def bias_correction(steps, beta1, beta2):
     """sqrt(1 - beta2^t) / (1 - beta1^t) for the step t, counted from 1, in float32."""
     t = ops.cast(steps, ms.float32)

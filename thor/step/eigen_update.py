@@ -10,7 +10,7 @@ from mindspore import ParameterTuple, nn, ops
 from thor.curvature.basis_layer import BasisLayer
 from thor.distributed.ranks import Ranks
 from thor.runtime.graph_ops import entry, nested_entry, over
-from thor.step.adam_moments import AdamMoments, adam_direction, bias_correction, moments_after
+from thor.step.adam_moments import AdamMoments, adam_direction, bias_correction, largest_step, moments_after
 from thor.step.finite_check import summary_of_all
 from thor.step.layer_update import LayerUpdate
 
@@ -38,6 +38,8 @@ class EigenUpdate(LayerUpdate):
         self.plain = tuple(range(len(moments.first)))
         self.steps = moments.steps
         self.beta1, self.beta2, self.epsilon = beta1, beta2, epsilon
+        self.limit = largest_step(beta1, beta2)
+        self.limited = self.limit < float("inf")
         self.summary_of_all = summary_of_all()
 
     def construct(self, loss, gradients):
@@ -55,9 +57,12 @@ class EigenUpdate(LayerUpdate):
                 found, plain = self._steps(by_layer, others)
                 directions = self._cut_all(found, by_layer)
             over(self._store, found, self.layers)
-            over(self._store_plain, plain, self.plain)
             ops.assign(self.steps, self.steps + 1)
-            moves = directions + (over(ops.partial(_nth, 2), plain),)
+            others = ()
+            if self.plain:
+                over(self._store_plain, plain, self.plain)
+                others = over(_direction, plain)
+            moves = directions + (others,)
             loss = self.move(loss, over(ops.partial(nested_entry, moves), self.sources))
         return loss, finite
 
@@ -78,6 +83,8 @@ class EigenUpdate(LayerUpdate):
         turned = self.directions[i](matrices[0], bases)
         first, second = moments_after(turned, self.first[i], self.second[i], self.beta1, self.beta2)
         step = adam_direction(first, second, correction, self.epsilon)
+        if self.limited:
+            step = ops.clamp(step, -self.limit, self.limit)
         return first, second, self.directions[i].back(step, bases)
 
     def _plain_step(self, correction, gradient, i):
@@ -100,5 +107,5 @@ class EigenUpdate(LayerUpdate):
         return ops.assign(self.plain_second[i], found[1])
 
 
-def _nth(index, values):
-    return values[index]
+def _direction(found):
+    return found[2]
