@@ -61,3 +61,38 @@ class AdafactorSettings(Settings):
     eps2: NonNegative = 1e-3
     d: Annotated[float, Field(ge=1)] = 1.0
     weight_decay: NonNegative = 0.0
+
+
+class MuonSettings(Settings):
+    """Hyper-parameters of first_order.Muon: of Muon for hidden matrices, and of AdamW for the other weights.
+
+    Attributes:
+        momentum: Decay of the running average of the gradients of Muon's weights.
+        nesterov: Look one step ahead.
+        ns_steps: Steps of the Newton-Schulz iteration.
+        ns_dtype: Type of that iteration; `bfloat16` rounds as PyTorch does.
+        adjust_lr_fn: How the learning rate depends on a matrix of R x C: `match_rms_adamw` multiplies it by
+            0.2 sqrt(max(R, C)), so that one learning rate serves Muon and AdamW; `original` by sqrt(max(1, R / C)).
+        flatten: Whether Muon moves weights of more than two axes too, as matrices of the first axis by all others.
+        adamw: Patterns of the names of weights of two axes or more that AdamW moves, besides all embeddings; None for
+            the last such weight of the network, its output layer.
+        adamw_learning_rate: Learning rate of AdamW's weights at its highest; None for learning_rate.
+        adamw_beta1: AdamW's decay of the running average of the gradients.
+        adamw_beta2: AdamW's decay of the running average of the squared gradients.
+        adamw_epsilon: AdamW's term that is added to the root of the average of squares.
+    """
+
+    learning_rate: Positive = 0.003
+    schedule: NamedSchedule = Schedule()
+    momentum: Share = 0.95
+    nesterov: bool = True
+    ns_steps: Annotated[int, Field(ge=1, lt=100)] = 5
+    ns_dtype: Literal["float32", "bfloat16"] = "float32"
+    adjust_lr_fn: Literal["match_rms_adamw", "original"] = "match_rms_adamw"
+    flatten: bool = True
+    adamw: list[str] | None = None
+    adamw_learning_rate: Positive | None = None
+    adamw_beta1: Share = 0.9
+    adamw_beta2: Share = 0.95
+    adamw_epsilon: Positive = 1e-10
+    weight_decay: NonNegative = 0.0
