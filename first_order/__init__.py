@@ -12,20 +12,25 @@ if TYPE_CHECKING:
     from first_order.adafactor.optimizer import Adafactor, adafactor_init, adafactor_update
     from first_order.adam import Adam, adam_update, sparse_adam_update
     from first_order.momentum import Momentum, momentum_update
+    from first_order.muon.newton_schulz import newton_schulz
+    from first_order.muon.optimizer import Muon, muon_update
 
 __all__ = [
-    "Adafactor", "Adam", "Momentum", "adafactor_init", "adafactor_update", "adam_update", "momentum_update",
-    "sparse_adam_update",
+    "Adafactor", "Adam", "Momentum", "Muon", "adafactor_init", "adafactor_update", "adam_update", "momentum_update",
+    "muon_update", "newton_schulz", "sparse_adam_update",
 ]  # fmt: skip
 
 _MODULE_OF = {
     "Adafactor": "first_order.adafactor.optimizer",
     "Adam": "first_order.adam",
     "Momentum": "first_order.momentum",
+    "Muon": "first_order.muon.optimizer",
     "adafactor_init": "first_order.adafactor.optimizer",
     "adafactor_update": "first_order.adafactor.optimizer",
     "adam_update": "first_order.adam",
     "momentum_update": "first_order.momentum",
+    "muon_update": "first_order.muon.optimizer",
+    "newton_schulz": "first_order.muon.newton_schulz",
     "sparse_adam_update": "first_order.adam",
 }
 

@@ -28,7 +28,7 @@ class FirstOrder(nn.Optimizer):
     """
 
     def __init__(self, params: Any, learning_rate: Any, weight_decay: Any, loss_scale: float) -> None:
-        _check_rate("the learning rate", learning_rate)
+        check_rate("the learning rate", learning_rate)
         groups = parameter_groups(params)
         # set first: super().__init__() calls _build_single_lr(), which reads it
         set_unregistered(self, _has_float64=any(p.dtype == ms.float64 for p in _parameters(groups)))
@@ -177,9 +177,19 @@ class FirstOrder(nn.Optimizer):
 
 def _widened(gradient):
     """The gradient in the working type: float16 becomes float32."""
-    if gradient.dtype == ms.float16:
+    if _dense(hasattr(gradient, "indices")) and gradient.dtype == ms.float16:
         return gradient.astype(ms.float32)
     return gradient
+
+
+@ops.constexpr
+def _dense(has_rows: bool) -> bool:
+    """True; raise, while a graph is compiled, if a gradient is a RowTensor. A ``raise`` in the graph comes too late."""
+    if has_rows:
+        raise TypeError(
+            "a gradient must be a Tensor, but got sparse rows: use nn.Embedding in place of nn.EmbeddingLookup, or Adam"
+        )
+    return True
 
 
 def _decayed(decay, applies, weight, gradient):
@@ -209,7 +219,7 @@ def parameter_groups(params: Any) -> list[Any]:
                 raise TypeError(f"params must be all dictionaries or none, but item {index} is {type(group).__name__}")
             if "params" in group:
                 group["params"] = parameter_groups(group["params"])
-                _check_rate(f"lr of group {index}", group.get("lr", 0.0))
+                check_rate(f"lr of group {index}", group.get("lr", 0.0))
             elif "order_params" not in group:
                 raise ValueError(f"params: group {index} must have a list under 'params', but has {sorted(group)}")
         return groups
@@ -222,7 +232,7 @@ def parameter_groups(params: Any) -> list[Any]:
     return plain
 
 
-def _check_rate(name: str, value: Any) -> None:
+def check_rate(name: str, value: Any) -> None:
     """Raise for the wrong types that nn.Optimizer would accept as a rate; it checks all others itself."""
     if isinstance(value, str | bool | dict) or value is None:
         raise TypeError(f"{name} must be a number, list, Tensor, schedule or function, but got {value!r}")

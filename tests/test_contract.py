@@ -10,7 +10,7 @@ import pytest
 from mindspore import Tensor, nn, ops
 
 import thor
-from first_order import Adafactor, Adam, Momentum
+from first_order import Adafactor, Adam, Momentum, Muon
 from tests.support.compilations import count_compilations
 
 FIRST_ORDER = {
@@ -19,6 +19,8 @@ FIRST_ORDER = {
     "Momentum": partial(Momentum, learning_rate=0.05),
     "Momentum nesterov": partial(Momentum, learning_rate=0.05, mode="nesterov", beta=0.9, norm_coefficient=1e-4),
     "Adafactor": partial(Adafactor, lr=0.05),
+    "Muon": partial(Muon, learning_rate=0.02, weight_decay=0.0),
+    "Muon adjusted": partial(Muon, learning_rate=0.02, weight_decay=0, adjust_lr_fn="match_rms_adamw", nesterov=False),
 }
 EVERY = [*FIRST_ORDER, "THOR"]
 MODES = {"GRAPH": ms.GRAPH_MODE, "PYNATIVE": ms.PYNATIVE_MODE}

@@ -1,4 +1,4 @@
-"""Writes the tables of docs/training.md: every setting, as described in scripts/settings/train_settings.py.
+"""Writes the tables of docs/training.md: every setting, as described in scripts/settings.
 
     python scripts/docs/settings_tables.py            # run it after settings have changed
     python scripts/docs/settings_tables.py --check    # status 1 if the page has to be written anew
@@ -24,7 +24,8 @@ from pydantic import BaseModel, PlainValidator  # noqa: E402
 from pydantic.fields import FieldInfo  # noqa: E402
 
 from scripts.settings.optimizer_sections import OPTIMIZER_SECTIONS  # noqa: E402
-from scripts.settings.train_settings import Interval, Refresh, Schedule, TrainSettings  # noqa: E402
+from scripts.settings.schedule_settings import Schedule  # noqa: E402
+from scripts.settings.train_settings import Interval, Refresh, TrainSettings  # noqa: E402
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "training.md"
 MARK = "<!-- What follows is written by scripts/docs/settings_tables.py. -->"

@@ -220,7 +220,7 @@ def _counts(stored: dict[str, Parameter], cells: tuple[nn.Cell, ...]) -> dict[st
 def _rate_tables(cell: nn.Cell) -> list[Parameter]:
     """Copies of the learning rates that an optimizer, or the one inside thor.THOR, holds as a list."""
     optimizer = cell.inner if isinstance(cell, THOR) else cell
-    if not isinstance(optimizer, nn.Optimizer) or not optimizer.dynamic_lr or optimizer.is_group_lr:
+    if not isinstance(optimizer, nn.Optimizer) or not optimizer.dynamic_lr:
         return []
     return [Parameter(Tensor(p.asnumpy().copy()), name=p.name) for p in optimizer.learning_rate.get_parameters()]
 

@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, Field, PlainValidator, model_validator
 
 from scripts.settings.data_settings import IN_MEMORY, DataSettings
+from scripts.settings.first_order_settings import AdafactorSettings, AdamSettings, MomentumSettings, MuonSettings
+from scripts.settings.schedule_settings import NamedSchedule, Schedule, from_name
 from scripts.settings.types import Count, NonNegative, Positive, Settings, Share
 
 
@@ -17,62 +19,6 @@ def _block_size(value: Any) -> int | str:
     if isinstance(value, int) and value < 1:
         raise ValueError("must be a whole number >= 1, 'auto', or the path of a profile")
     return value
-
-
-def _from_name(key: str) -> BeforeValidator:
-    """Let one value stand for a section: `schedule: cosine` is `schedule: {shape: cosine}`."""
-
-    def expand(value: Any) -> Any:
-        return {key: value} if not isinstance(value, dict | BaseModel) else value
-
-    return BeforeValidator(expand)
-
-
-class Schedule(Settings):
-    """How a learning rate, or the damping, changes over the run, in epochs.
-
-    Attributes:
-        shape: `polynomial` is (1 - epoch / end_epoch)^power. `thor` is the schedule of THOR's authors: the same
-            formula at the epoch in which a step ends, halved at each epoch of `halve_at`.
-        power: Exponent of `polynomial` and `thor`.
-        end_epoch: Epoch at which the shape reaches its final value; by default the run's last.
-        end_update: The same as a number of updates; give only one of end_epoch and end_update.
-        final: Final value, as a share of the initial value.
-        warmup_epochs: Epochs over which the rate first rises linearly from zero.
-        halve_at: Epochs at which the shape `thor` is halved.
-    """
-
-    shape: Literal["constant", "linear", "cosine", "polynomial", "thor"] = "cosine"
-    power: Positive = 2.0
-    end_epoch: Positive | None = None
-    end_update: Count | None = None
-    final: Share = 0.0
-    warmup_epochs: NonNegative = 0.0
-    halve_at: list[Positive] = []
-
-    @model_validator(mode="after")
-    def _check_shape_thor(self) -> Schedule:
-        """Refuse warm-up and a final value with the shape thor, and halving with another shape."""
-        if self.shape == "thor" and (self.warmup_epochs or self.final):
-            raise ValueError("the shape thor has neither warmup_epochs nor final")
-        if self.shape != "thor" and self.halve_at:
-            raise ValueError(f"halve_at belongs to the shape thor, and the shape is {self.shape}")
-        return self
-
-    @model_validator(mode="after")
-    def _check_shape_options(self) -> Schedule:
-        """Refuse settings that the chosen shape does not use, and two ends."""
-        if self.shape not in ("polynomial", "thor") and self.power != type(self).model_fields["power"].default:
-            raise ValueError(f"power belongs to the shapes polynomial and thor, and the shape is {self.shape}")
-        ending = [name for name in ("final", "end_epoch", "end_update") if getattr(self, name)]
-        if self.shape == "constant" and ending:
-            raise ValueError(f"{ending[0]} tells how a shape ends, and the shape is constant; leave it out")
-        if self.end_epoch is not None and self.end_update is not None:
-            raise ValueError("has both end_epoch and end_update; give one of them")
-        return self
-
-
-NamedSchedule = Annotated[Schedule, _from_name("shape")]
 
 
 class Refresh(Settings):
@@ -178,7 +124,7 @@ class ThorSettings(Settings):
     block_size: Annotated[int | str, PlainValidator(_block_size)] = 128
     split: Literal["block", "block+mean", "block+rank"] = "block+mean"
     rank: Count = 16
-    refresh: Annotated[Refresh, _from_name("preset")] = Refresh(preset="thor_stop")
+    refresh: Annotated[Refresh, from_name("preset")] = Refresh(preset="thor_stop")
     interval: Annotated[Interval, BeforeValidator(_interval)] = Interval(start=100, end=100)
     factor_interval: Count | None = None
     factor_share: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -225,59 +171,6 @@ class ThorSettings(Settings):
         if falling.shape != "constant" and not falling.final:
             raise ValueError("damping_schedule needs final > 0: damping must stay greater than 0")
         return self
-
-
-class MomentumSettings(Settings):
-    """Hyper-parameters of first_order.Momentum; momentum is its alpha.
-
-    Attributes:
-        momentum: Share of the velocity that each step keeps.
-        mode: Standard or Nesterov momentum.
-    """
-
-    learning_rate: Positive = 0.05
-    schedule: NamedSchedule = Schedule()
-    momentum: Share = 0.9
-    mode: Literal["standard", "nesterov"] = "standard"
-    weight_decay: NonNegative = 0.0
-
-
-class AdamSettings(Settings):
-    """Hyper-parameters of first_order.Adam.
-
-    Attributes:
-        beta1: Decay of the running average of the gradients.
-        beta2: Decay of the running average of the squared gradients.
-        epsilon: Added to the root of the average of squares.
-        use_nesterov: Use Nesterov momentum.
-    """
-
-    learning_rate: Positive = 0.001
-    schedule: NamedSchedule = Schedule()
-    beta1: Share = 0.9
-    beta2: Share = 0.999
-    epsilon: Positive = 1e-8
-    use_nesterov: bool = False
-    weight_decay: NonNegative = 0.0
-
-
-class AdafactorSettings(Settings):
-    """Hyper-parameters of first_order.Adafactor, whose learning rate is relative to the size of the weights.
-
-    Attributes:
-        beta2_decay: Exponent of the step in the decay of the average of squares; nearer to 0 forgets faster.
-        eps1: Lower bound on the averages that the gradient is divided by; null for the type's machine epsilon.
-        eps2: Lower bound on the size of the weights that scales the learning rate.
-        d: Bound on the root mean square of an update, before the learning rate.
-    """
-
-    learning_rate: Positive = 0.01
-    schedule: NamedSchedule = Schedule()
-    beta2_decay: Annotated[float, Field(le=0)] = -0.8
-    eps1: NonNegative | None = None
-    eps2: NonNegative = 1e-3
-    d: Annotated[float, Field(ge=1)] = 1.0
-    weight_decay: NonNegative = 0.0
 
 
 def _loss_scale(value: Any) -> float | str:
@@ -334,11 +227,12 @@ class TrainSettings(Settings):
     batch_size: Count = 128
     accumulation: Count = 1
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
-    optimizer: Literal["thor", "momentum", "adam", "adafactor"] = "thor"
+    optimizer: Literal["thor", "momentum", "adam", "adafactor", "muon"] = "thor"
     thor: ThorSettings = ThorSettings()
     momentum: MomentumSettings = MomentumSettings()
     adam: AdamSettings = AdamSettings()
     adafactor: AdafactorSettings = AdafactorSettings()
+    muon: MuonSettings = MuonSettings()
     amp: Literal["O0", "O2", "O3"] = "O0"
     loss_scale: Annotated[float | str, PlainValidator(_loss_scale)] = 1.0
     decay_all: bool = True

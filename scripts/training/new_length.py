@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from scripts.run_folder.progress_record import Position
-from scripts.settings.train_settings import Schedule, TrainSettings
+from scripts.settings.schedule_settings import Schedule
+from scripts.settings.train_settings import TrainSettings
 from scripts.settings.yaml_config import differences
 from scripts.training.schedules import schedule_function
 from thor.runtime.errors import UserError

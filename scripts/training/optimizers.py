@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import mindspore as ms
 from mindspore import nn
 
+from scripts.settings.schedule_settings import Schedule
 from scripts.settings.train_settings import THOR_KEYS_FOR_ADAM, ThorSettings, TrainSettings
 from scripts.training.schedules import schedule_function
 from thor.distributed.placement import Grid
@@ -212,8 +214,7 @@ def _optimizer(
     """Build an optimizer of first_order; its learning rates are a list with one value per update."""
     import first_order
 
-    rate = schedule_function(own.learning_rate, own.schedule, settings.epochs, updates_per_epoch)
-    rates = [rate(update) for update in range(max(1, int(updates_per_epoch * settings.epochs)))]
+    rates = _rates(own.learning_rate, own.schedule, settings, updates_per_epoch)
     weights = decay_groups(network, settings, own.weight_decay)
     if name == "momentum":
         return first_order.Momentum(weights, rates, own.momentum, mode=own.mode, weight_decay=own.weight_decay)
@@ -225,4 +226,48 @@ def _optimizer(
         return first_order.Adafactor(
             weights, rates, own.beta2_decay, (own.eps1, own.eps2), own.d, weight_decay=own.weight_decay
         )
-    raise ValueError(f"optimizer = {name!r}: must be 'thor', 'adafactor', 'adam' or 'momentum'")
+    if name == "muon":
+        others = own.adamw_learning_rate
+        return first_order.Muon(
+            muon_groups(network, settings),
+            rates,
+            own.momentum,
+            nesterov=own.nesterov,
+            ns_steps=own.ns_steps,
+            ns_dtype=ms.bfloat16 if own.ns_dtype == "bfloat16" else None,
+            adjust_lr_fn=own.adjust_lr_fn,
+            flatten=own.flatten,
+            adamw_learning_rate=others and _rates(others, own.schedule, settings, updates_per_epoch),
+            adamw_beta1=own.adamw_beta1,
+            adamw_beta2=own.adamw_beta2,
+            adamw_epsilon=own.adamw_epsilon,
+        )
+    raise ValueError(f"optimizer = {name!r}: must be 'thor', 'adafactor', 'adam', 'momentum' or 'muon'")
+
+
+def _rates(highest: float, schedule: Schedule, settings: TrainSettings, updates_per_epoch: float) -> list[float]:
+    """A learning rate as a list with one value per update."""
+    rate = schedule_function(highest, schedule, settings.epochs, updates_per_epoch)
+    return [rate(update) for update in range(max(1, int(updates_per_epoch * settings.epochs)))]
+
+
+def muon_groups(network: nn.Cell, settings: TrainSettings) -> list[dict[str, Any]]:
+    """Parameter groups for first_order.Muon: by weight decay, and by whether AdamW moves them by name.
+
+    Weight decay acts as `decay_groups` and MindSpore's rule for names say.
+    """
+    own, weights = settings.muon, network.trainable_params()
+    if own.adamw is None:
+        by_name = [p for p in weights if p.ndim > 1 and "embedding" not in p.name][-1:]
+    else:
+        patterns = [re.compile(pattern) for pattern in own.adamw]
+        by_name = [p for p in weights if any(pattern.search(p.name) for pattern in patterns)]
+    groups: dict[tuple[bool, bool], dict[str, Any]] = {}
+    for weight in weights:
+        adamw = any(weight is each for each in by_name)
+        decays = not ("beta" in weight.name or "gamma" in weight.name) if settings.decay_all else weight.ndim > 1
+        fresh = {"params": [], "weight_decay": own.weight_decay if decays else 0.0} | (
+            {"use_muon": False} if adamw else {}
+        )
+        groups.setdefault((adamw, decays), fresh)["params"].append(weight)
+    return list(groups.values())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from scripts.settings.train_settings import Schedule
+from scripts.settings.schedule_settings import Schedule
 
 
 def schedule_function(

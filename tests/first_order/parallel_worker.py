@@ -7,12 +7,13 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn
 
-from first_order import Adafactor, Adam, Momentum
+from first_order import Adafactor, Adam, Momentum, Muon
 
 OPTIMIZERS = {
     "adam": lambda weights: Adam(weights, 0.01),
     "momentum": lambda weights: Momentum(weights, 0.01),
     "adafactor": lambda weights: Adafactor(weights, 0.01),
+    "muon": lambda weights: Muon(weights, 0.01),
 }
 STEPS, BATCH = 5, 8
 

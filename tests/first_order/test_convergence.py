@@ -9,7 +9,7 @@ from mindspore import Tensor, nn, ops
 from sklearn.datasets import load_digits
 
 import thor
-from first_order import Adafactor, Adam, Momentum
+from first_order import Adafactor, Adam, Momentum, Muon
 from tests.first_order.arrays import make_parameters
 
 pytestmark = pytest.mark.slow
@@ -20,6 +20,7 @@ FIRST_ORDER = {
     "Momentum": partial(Momentum, learning_rate=0.05),
     "Momentum nesterov": partial(Momentum, learning_rate=0.05, mode="nesterov"),
     "Adafactor": partial(Adafactor, lr=0.05),
+    "Muon": partial(Muon, learning_rate=0.02, weight_decay=0.0),
 }
 
 

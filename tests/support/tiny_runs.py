@@ -47,6 +47,7 @@ def tiny_settings(tmp_path: Path, optimizer: str, out: str = "run", **values: ob
         "momentum": {"learning_rate": 0.005},
         "adam": {"learning_rate": 0.01},
         "adafactor": {"learning_rate": 0.1},
+        "muon": {"learning_rate": 0.02},
         "device": "CPU",
         "log_every": 1,
         "out": str(tmp_path / out),

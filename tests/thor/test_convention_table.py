@@ -19,6 +19,7 @@ OPTIMIZERS = {
     "THOR": lambda net: thor.THOR(net, 0.02, 0.3, interval=4, factor_interval=2, factor_decay=0.9),
     "Momentum": lambda net: nn.Momentum(net.trainable_params(), 0.02, 0.9),
     "Adam": lambda net: first_order.Adam(net.trainable_params(), 0.01),
+    "Muon": lambda net: first_order.Muon(net.trainable_params(), 0.01),
     "AdamWeightDecay": lambda net: nn.AdamWeightDecay(net.trainable_params(), 0.01, weight_decay=0.1),
 }
 

@@ -13,6 +13,7 @@ OPTIMIZERS = {
     "THOR": lambda net: thor.THOR(net, 0.05, 0.1, interval=2, momentum=0.0),
     "Momentum": lambda net: nn.Momentum(net.trainable_params(), 0.05, 0.9),
     "Adam": lambda net: first_order.Adam(net.trainable_params(), 0.01),
+    "Muon": lambda net: first_order.Muon(net.trainable_params(), 0.01),
     "AdamWeightDecay": lambda net: nn.AdamWeightDecay(net.trainable_params(), 0.01),
 }
 OPTIMIZER = pytest.mark.parametrize("make", [OPTIMIZERS["THOR"], OPTIMIZERS["Momentum"]], ids=["THOR", "Momentum"])

@@ -226,7 +226,7 @@ class OwnMomentum(first_order.Momentum):
     pass
 
 
-@pytest.mark.parametrize("kind", [nn.Adam, nn.RMSProp, first_order.Adam, first_order.Adafactor])
+@pytest.mark.parametrize("kind", [nn.Adam, nn.RMSProp, first_order.Adam, first_order.Adafactor, first_order.Muon])
 def test_a_clip_is_refused_where_the_step_is_not_rate_times_direction(kind):
     net = Mlp()
     with pytest.raises(ValueError, match=f"clip must be None with {kind.__name__} inside.* got 0.001: leave it out"):

@@ -49,6 +49,7 @@ for _ in range(3):
         ("Adam", "GRAPH_MODE"),
         ("Momentum", "GRAPH_MODE"),
         ("Adafactor", "PYNATIVE_MODE"),
+        ("Muon", "GRAPH_MODE"),
     ],
 )
 def test_a_training_warns_of_nothing(optimizer, mode, tmp_path):

@@ -146,6 +146,7 @@ INNERS = {
     "first_order.Adam": lambda p: first_order.Adam(p, 0.01),
     "first_order.Momentum": lambda p: first_order.Momentum(p, 0.01, mode="nesterov"),
     "first_order.Adafactor": lambda p: first_order.Adafactor(p, 0.01),
+    "first_order.Muon": lambda p: first_order.Muon(p, 0.01),
     "Adam": lambda p: nn.Adam(p, 0.01),
     "SGD": lambda p: nn.SGD(p, 0.01, momentum=0.9),
     "RMSProp": lambda p: nn.RMSProp(p, 0.01),

@@ -132,6 +132,7 @@ def test_weight_decay_leaves_out_one_dimension(tmp_path):
         ("momentum", {"0.weight", "0.bias"}),
         ("adam", {"0.weight", "0.bias"}),
         ("adafactor", {"0.weight", "0.bias", "1.gamma", "1.beta"}),
+        ("muon", {"0.weight", "0.bias"}),
     ],
 )
 def test_decay_of_all_goes_by_names_but_for_adafactor(name, decaying):

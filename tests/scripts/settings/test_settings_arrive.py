@@ -21,9 +21,14 @@ def net():
     return nn.SequentialCell(nn.Dense(3, 4), nn.LayerNorm([4]), nn.Dense(4, 2))
 
 
+def net_for_muon():
+    """With a kernel, and with an output layer."""
+    return nn.SequentialCell(nn.Dense(3, 4), nn.LayerNorm([4]), nn.Conv2d(1, 1, 3), nn.Dense(4, 2))
+
+
 def optimizer_of(name, own):
     settings = validate({"optimizer": name, name: own, "device": "CPU", "mode": "pynative"})
-    return build_stepper(settings, net(), nn.MSELoss(), 10).optimizer
+    return build_stepper(settings, net_for_muon() if name == "muon" else net(), nn.MSELoss(), 10).optimizer
 
 
 def weighted(output, target):
@@ -82,6 +87,18 @@ def test_thors(own, reached):
         ("adafactor", {"eps1": 1e-5, "eps2": 1e-2}, lambda optimizer: optimizer.param_groups[0]["eps"] == (1e-5, 1e-2)),
         ("adafactor", {"d": 2.0}, lambda optimizer: optimizer.param_groups[0]["d"] == 2.0),
         ("adafactor", {"weight_decay": 0.5}, lambda optimizer: optimizer.param_groups[0]["weight_decay"] == 0.5),
+        ("muon", {"momentum": 0.7}, lambda optimizer: number(optimizer.momentum) == 0.7),
+        ("muon", {"nesterov": False}, lambda optimizer: not optimizer.nesterov),
+        ("muon", {"ns_steps": 3}, lambda optimizer: optimizer.iteration[1] == 3),
+        ("muon", {"ns_dtype": "bfloat16"}, lambda optimizer: optimizer.iteration[3] == ms.bfloat16),
+        ("muon", {"adjust_lr_fn": "original"}, lambda optimizer: optimizer.adjust_lr_fn == "original"),
+        ("muon", {"flatten": False}, lambda optimizer: optimizer.by_muon == ["0.weight"]),
+        ("muon", {"adamw": ["^0"]}, lambda optimizer: optimizer.by_muon == ["2.weight", "3.weight"]),
+        ("muon", {"adamw_learning_rate": 0.5}, lambda optimizer: optimizer.is_group_lr),
+        ("muon", {"adamw_beta1": 0.7}, lambda optimizer: number(optimizer.beta1) == 0.7),
+        ("muon", {"adamw_beta2": 0.7}, lambda optimizer: number(optimizer.beta2) == 0.7),
+        ("muon", {"adamw_epsilon": 0.5}, lambda optimizer: number(optimizer.epsilon) == 0.5),
+        ("muon", {"weight_decay": 0.5}, lambda optimizer: {number(d) for d in optimizer.weight_decay} == {0.0, 0.5}),
     ],
 )
 def test_those_of_first_order(name, own, reached):

@@ -31,13 +31,15 @@ def settings_for(tmp_path, kind, out, epochs, shape):
             adam={},
         )
     own = {"learning_rate": 0.01, "schedule": shape}
+    if kind == "muon":
+        own |= {"adamw_learning_rate": 0.002}
     if kind == "thor":
         own |= {"damping": 1.0, "clip": 1.0, "interval": 4, "block_size": 16}
     return tiny_settings(tmp_path, kind, out, epochs=epochs, **{kind: own})
 
 
 @pytest.mark.parametrize(
-    "kind", ["momentum", "adafactor", "thor", pytest.param("thor with adam", marks=pytest.mark.slow)]
+    "kind", ["momentum", "adafactor", "muon", "thor", pytest.param("thor with adam", marks=pytest.mark.slow)]
 )
 def test_a_finished_run_with_a_constant_rate_goes_on_as_if_it_had_been_longer(tmp_path, kind):
     whole = train(settings_for(tmp_path, kind, "whole", 2, "constant"), console=quiet())

@@ -1,6 +1,6 @@
 import pytest
 
-from scripts.settings.train_settings import Schedule
+from scripts.settings.schedule_settings import Schedule
 from scripts.training.schedules import in_words, schedule_function
 
 

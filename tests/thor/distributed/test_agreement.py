@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import mindspore as ms
 import numpy as np
 import pytest
 from mindspore import nn
@@ -118,12 +119,21 @@ def test_a_rank_at_another_step_is_refused():
     assert different(before, after) == {"step", "next_refresh", "next_gather"}
 
 
+def muon_by_group(params, rate, use_muon=True):
+    matrices, others = [p for p in params if p.ndim > 1], [p for p in params if p.ndim <= 1]
+    return first_order.Muon([{"params": matrices, "use_muon": use_muon}, {"params": others}], rate)
+
+
 @pytest.mark.parametrize(
     ("inner", "changed", "name"),
     [(first_order.Adam, {"beta1": 0.8}, "beta1"), (first_order.Adam, {"beta2": 0.9}, "beta2"),
      (first_order.Adam, {"epsilon": 1e-3}, "epsilon"), (first_order.Adafactor, {"beta2_decay": -0.7}, "groups"),
      (first_order.Adafactor, {"eps": (None, 1e-2)}, "groups"), (first_order.Adafactor, {"d": 2.0}, "groups"),
-     (first_order.Adafactor, {"weight_decay": 0.1}, "groups"), (first_order.Adafactor, {"maximize": True}, "groups")],
+     (first_order.Adafactor, {"weight_decay": 0.1}, "groups"), (first_order.Adafactor, {"maximize": True}, "groups"),
+     (first_order.Muon, {"momentum": 0.8}, "momentum"), (first_order.Muon, {"weight_decay": 0.2}, "weight_decay"),
+     (first_order.Muon, {"ns_steps": 4}, "iteration"), (first_order.Muon, {"ns_dtype": ms.bfloat16}, "iteration"),
+     (first_order.Muon, {"adjust_lr_fn": "match_rms_adamw"}, "adjust_lr_fn"),
+     (muon_by_group, {"use_muon": False}, "by_muon")],
 )  # fmt: skip
 def test_what_the_inner_optimizer_is_made_with_is_compared(inner, changed, name):
     def shared(**options):

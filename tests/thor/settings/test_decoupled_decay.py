@@ -70,8 +70,9 @@ def test_beside_an_inner_optimizer_all_decay_but_what_is_named_beta_or_gamma(kin
         lambda p: nn.Adam(p, RATE, weight_decay=0.1),
         lambda p: nn.Adam([{"params": p[:2], "weight_decay": 0.1}, {"params": p[2:]}], RATE),
         lambda p: first_order.Adafactor(p, RATE, weight_decay=0.1),
+        lambda p: first_order.Muon(p, RATE),
     ],
-    ids=["for all", "of a group", "Adafactor"],
+    ids=["for all", "of a group", "Adafactor", "Muon"],
 )
 def test_an_inner_optimizer_that_decays_weights_itself_is_refused(make_inner):
     net = Mlp()
