@@ -42,12 +42,14 @@ logger = logging.getLogger("thor")
 
 
 class THOR(nn.Optimizer):
-    r"""Second-order optimizer: Kronecker-factored natural gradient per layer, refreshed by the trace rule.
+    r"""Second-order optimizer: Kronecker-factored curvature per layer, refreshed by the trace rule.
 
-    The gradient of each captured layer is preconditioned, :math:`(G + gI)^{-1}\, dW\, (A + aI)^{-1}`, and handed to a
-    first-order optimizer together with all other gradients. Factors are gathered only at some steps. The inverses of a
-    layer are refreshed even less often, and only if the trace of its Fisher block has changed
-    (:mod:`thor.curvature.trace_rule`). Use it through :class:`thor.TrainStep`.
+    With damped inverses, the gradient of each captured layer is preconditioned,
+    :math:`(G + gI)^{-1}\, dW\, (A + aI)^{-1}`, and handed to a first-order optimizer together with all other gradients.
+    With eigenbases, Adam makes its step in the coordinates of the factors' eigenvectors, and no damping is needed.
+    Factors are gathered only at some steps. Inverses and eigenbases of a layer are refreshed even less often, and only
+    if the trace of its Fisher block has changed (:mod:`thor.curvature.trace_rule`). Use it through
+    :class:`thor.TrainStep`.
 
     Args:
         net: the network. Its dense, convolution, embedding and, with ``norms``, normalisation layers are captured in
@@ -56,20 +58,26 @@ class THOR(nn.Optimizer):
         learning_rate: number, callable of the step, or anything ``nn.Momentum`` takes. None keeps the rate of
             ``inner``.
         damping: added to the Fisher block before inversion; number or callable of the step. Large damping turns the
-            direction towards the gradient and shortens the step. Start at 0.03 and lower it as training settles.
-        momentum, weight_decay: of the default inner Momentum.
+            direction towards the gradient and shortens the step. Start at 0.03 and lower it as training settles. None
+            for eigenbases.
+        momentum, weight_decay: of the default inner Momentum; an eigenbasis takes the decay, decoupled.
+        precondition: "inverse" or "eigenbasis"; None for "inverse" with a damping, else "eigenbasis".
         block_size: the largest diagonal block of a factor; or a :class:`thor.BlockPlan`; or the path of a profile by
             ``thor profile``; or "auto", which profiles at the first step and keeps the result for the next run.
         split, rank: the approximation of factors outside their blocks, see :mod:`thor.factors.blocks`. A
-            :class:`thor.BlockPlan` has its own.
-        refresh: the trace rule; ``TraceRule.thor()``, ``.thor_stop()`` and ``.thor_nt()`` are those of the paper.
-        interval: steps from one candidate refresh to the next, int or callable (:class:`thor.GrowingInterval`).
+            :class:`thor.BlockPlan` has its own. None for "block+mean" with inverses; eigenbases have "block".
+        refresh: the trace rule; ``TraceRule.thor()``, ``.thor_stop()`` and ``.thor_nt()`` are those of the paper. None
+            for ``TraceRule()`` with inverses, and for ``TraceRule.thor_nt()`` with eigenbases.
+        interval: steps from one candidate refresh to the next, int or callable (:class:`thor.GrowingInterval`). None
+            for 100 with inverses, and for ``GrowingInterval(1, 20, 1.1)`` with eigenbases.
         factor_interval: steps from one gathering of factors to the next, int or callable. None for a tenth of
             ``interval``, or for ``interval`` itself if ``factor_decay`` is 0.
-        factor_decay: decay of the factors' running average, which is bias-corrected; 0 keeps only the last batch.
+        factor_decay: decay of the factors' running average, which is bias-corrected; 0 keeps only the last batch. None
+            for 0.95 with inverses, and for 0.9 with eigenbases.
         factor_share: share of a batch's examples, the first ones, from which factors are gathered; 1 for all. A smaller
             share gives noisier factors with the same expectation, and takes as much less extra time per curvature step.
-        inner: the optimizer that moves the weights; None for ``nn.Momentum``.
+        beta1, beta2, epsilon: of Adam in eigenbases; None for 0.9, 0.95 and 1e-8.
+        inner: the optimizer that moves the weights by directions of inverses; None for ``nn.Momentum``.
         loss_scale: number, :class:`thor.DynamicLossScale` or a ``mindspore.amp`` scaler.
         clip: limit of a step's squared length in the norm of the curvature (KL clip), usually 1e-3; None for no limit.
             Only with Momentum or SGD.
@@ -78,7 +86,8 @@ class THOR(nn.Optimizer):
         norms: True to precondition scale and shift of normalisation layers by their diagonal Fisher.
         params: parameter groups for the default Momentum, as ``nn.Optimizer`` takes them.
         weight_decay_mode: "coupled" adds the decay to the preconditioned direction, so that it goes through momentum,
-            as in the released THOR; "decoupled" is w <- (1 - lr weight_decay) w before the step of any ``inner``.
+            as in the released THOR; "decoupled" is w <- (1 - lr weight_decay) w before the step of any ``inner``. None
+            for "coupled" with inverses; eigenbases have "decoupled".
         inverse: "lapack", "cholesky" or "newton-schulz"; None for the one that suits the device.
         sharing: how the ranks of a data-parallel job share the inverses (:class:`thor.Sharing`); None for its defaults.
         weight_sharing: whether the rows of a layer, such as tokens or pixels, are terms of the loss: "expand" if every
@@ -91,7 +100,8 @@ class THOR(nn.Optimizer):
         self, net: nn.Cell, learning_rate: Any, damping: Any = None, momentum: float = DEFAULT_MOMENTUM,
         weight_decay: float = 0.0, *, precondition: str | None = None, block_size: Any = 128, split: str | None = None,
         rank: int = 16, refresh: TraceRule | None = None, interval: Any = None, factor_interval: Any = None,
-        factor_decay: float | None = None, betas: tuple[float, float] | None = None, epsilon: float | None = None,
+        factor_decay: float | None = None, beta1: float | None = None, beta2: float | None = None,
+        epsilon: float | None = None,
         inner: nn.Optimizer | None = None, loss_scale: Any = 1.0, clip: float | None = None, skip: Any = (),
         params: Any = None, weight_decay_mode: str | None = None, inverse: str | None = None, max_bad_steps: int = 10,
         norms: bool = False, clip_each: float | None = None, sharing: Sharing | None = None, factor_share: float = 1.0,
@@ -102,8 +112,8 @@ class THOR(nn.Optimizer):
             raise TypeError(f"net must be an nn.Cell, but got {net!r} of type {type(net).__name__}")
         kind = kind_of(precondition, damping)
         chosen = with_defaults(kind, {
-            "damping": damping, "split": split, "rank": rank, "refresh": refresh, "interval": interval,
-            "factor_decay": factor_decay, "betas": betas, "epsilon": epsilon, "clip": clip, "inner": inner,
+            "damping": damping, "split": split, "rank": rank, "refresh": refresh, "interval": interval, "clip": clip,
+            "factor_decay": factor_decay, "beta1": beta1, "beta2": beta2, "epsilon": epsilon, "inner": inner,
             "inverse": inverse, "weight_decay_mode": weight_decay_mode,
         })  # fmt: skip
         inner, inverse = chosen.pop("inner"), chosen.pop("inverse")

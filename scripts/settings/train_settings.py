@@ -87,10 +87,21 @@ def _interval(value: Any) -> Any:
 THOR_KEYS_FOR_ADAM = ("learning_rate", "schedule", "weight_decay")
 
 
+#: Settings of THOR that only one way to precondition has.
+OF_INVERSES = ("damping", "damping_decay", "damping_schedule", "rank", "inner", "momentum", "clip")
+OF_EIGENBASES = ("beta1", "beta2", "epsilon")
+
+
 class ThorSettings(Settings):
     """Hyper-parameters of thor.THOR.
 
     Attributes:
+        precondition: `inverse`: the gradient is multiplied by damped inverses; `eigenbasis`: Adam in the eigenbases of
+            the factors. With `eigenbasis`, split, refresh, interval and factor_decay are the optimizer's defaults
+            unless they are given.
+        beta1: Decay of the running average of the gradient, with precondition `eigenbasis`; None for 0.9.
+        beta2: Decay of the running average of its square; None for 0.95.
+        epsilon: Adam's epsilon, with precondition `eigenbasis`; None for 1e-8.
         damping: Initial damping.
         damping_decay: Factor on the damping over ten epochs, as published for ResNet-50; 1 for none.
         damping_schedule: Another way to lower the damping: a schedule, instead of damping_decay; published for BERT.
@@ -118,6 +129,10 @@ class ThorSettings(Settings):
 
     learning_rate: Positive = 0.05
     schedule: NamedSchedule = Schedule()
+    precondition: Literal["inverse", "eigenbasis"] = "inverse"
+    beta1: Share | None = None
+    beta2: Share | None = None
+    epsilon: NonNegative | None = None
     damping: Positive = 0.03
     damping_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
     damping_schedule: NamedSchedule | None = None
@@ -139,6 +154,14 @@ class ThorSettings(Settings):
     weight_sharing: Literal["expand", "pooled", "reduce"] | None = None
     grad_worker_fraction: Annotated[float, Field(ge=0, le=1)] = 1.0
     per: Literal["layer", "factor", "block"] = "block"
+
+    @model_validator(mode="after")
+    def _precondition(self) -> ThorSettings:
+        """Refuse settings of the other way to precondition."""
+        for name in OF_INVERSES if self.precondition == "eigenbasis" else OF_EIGENBASES:
+            if getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"{name} means nothing with precondition = {self.precondition}; leave it out")
+        return self
 
     @model_validator(mode="after")
     def _inner(self) -> ThorSettings:

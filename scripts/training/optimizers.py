@@ -91,7 +91,16 @@ def _thor(
     updates_per_epoch = steps_per_epoch / settings.accumulation
     sharing = _sharing(settings)
     moving: dict[str, Any]
-    if own.inner == "adam":
+    if own.precondition == "eigenbasis":
+        moving = {
+            "learning_rate": thor_rate(settings, updates_per_epoch),
+            "weight_decay": own.weight_decay,
+            "params": decay_groups(network, settings, own.weight_decay),
+            "beta1": own.beta1,
+            "beta2": own.beta2,
+            "epsilon": own.epsilon,
+        }
+    elif own.inner == "adam":
         adam = settings.adam.model_copy(update={name: getattr(own, name) for name in THOR_KEYS_FOR_ADAM})
         moving = {"learning_rate": None, "inner": _optimizer("adam", adam, settings, network, updates_per_epoch)}
     else:
@@ -103,18 +112,13 @@ def _thor(
         }
     optimizer = thor.THOR(
         network,
-        damping=thor_damping(settings, updates_per_epoch),
+        precondition=own.precondition,
         **moving,
+        **_curvature(settings, updates_per_epoch),
         block_size=blocks or own.block_size,
-        split=own.split,
-        rank=own.rank,
-        refresh=trace_rule(own),
-        interval=_interval(own),
         factor_interval=own.factor_interval,
         factor_share=own.factor_share,
-        factor_decay=own.factor_decay,
         loss_scale=_loss_scale(settings),
-        clip=own.clip,
         skip=tuple(own.skip),
         norms=own.norms,
         clip_each=own.clip_each,
@@ -127,6 +131,20 @@ def _thor(
         return [] if optimizer.exchange is None else [round(float(s), 5) for s in optimizer.exchange.seconds]
 
     return Stepper(optimizer, step, lambda: optimizer.history, lambda: optimizer.phase, inverse_seconds)
+
+
+def _curvature(settings: TrainSettings, updates_per_epoch: float) -> dict[str, Any]:
+    """The settings of thor.THOR whose defaults depend on the way to precondition."""
+    own = settings.thor
+    values: dict[str, Any] = {
+        "split": own.split,
+        "refresh": trace_rule(own),
+        "interval": _interval(own),
+        "factor_decay": own.factor_decay,
+    }
+    if own.precondition == "eigenbasis":
+        return {name: value for name, value in values.items() if name in own.model_fields_set}
+    return values | {"damping": thor_damping(settings, updates_per_epoch), "rank": own.rank, "clip": own.clip}
 
 
 def _loss_scale(settings: TrainSettings) -> Any:

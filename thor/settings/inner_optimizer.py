@@ -147,7 +147,7 @@ def inner_optimizer(
         number("learning_rate", learning_rate, 0.0)
     if options.kind == EIGENBASIS and momentum != DEFAULT_MOMENTUM:
         raise ValueError(
-            f"momentum must be left out with precondition='eigenbasis', which has betas, but got {momentum!r}"
+            f"momentum must be left out with precondition='eigenbasis', which has beta1, but got {momentum!r}"
         )
     if inner is None:
         if learning_rate is None:

@@ -19,18 +19,19 @@ KINDS = (INVERSE, EIGENBASIS)
 DEFAULTS: dict[str, dict[str, Any]] = {
     INVERSE: {
         "split": "block+mean", "interval": 100, "factor_decay": 0.95, "refresh": TraceRule(),
-        "weight_decay_mode": "coupled", "betas": None, "epsilon": None,
+        "weight_decay_mode": "coupled", "beta1": None, "beta2": None, "epsilon": None,
     },
     EIGENBASIS: {
         "split": "block", "interval": GrowingInterval(1, 20, 1.1), "factor_decay": 0.9, "refresh": TraceRule.thor_nt(),
-        "weight_decay_mode": "decoupled", "betas": (0.9, 0.95), "epsilon": 1e-8,
+        "weight_decay_mode": "decoupled", "beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8,
     },
 }  # fmt: skip
 #: Settings that only the other kind has, with the value that says that they were left out, and why they mean nothing.
 _FOREIGN: dict[str, dict[str, tuple[Any, str]]] = {
     INVERSE: {
-        "betas": (None, "Adam's decays belong to precondition='eigenbasis'"),
-        "epsilon": (None, "Adam's epsilon belongs to precondition='eigenbasis'"),
+        "beta1": (None, "Adam makes steps in eigenbases alone"),
+        "beta2": (None, "Adam makes steps in eigenbases alone"),
+        "epsilon": (None, "Adam makes steps in eigenbases alone"),
     },
     EIGENBASIS: {
         "damping": (None, "nothing is inverted"),

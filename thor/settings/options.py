@@ -99,7 +99,7 @@ def block_plan(block_size: Any, split: str, rank: int) -> BlockPlan:
 def read_options(
     kind: str, *, damping: Any, block_size: Any, split: str, rank: int, refresh: Any, interval: Any,
     factor_interval: Any, factor_decay: Any, clip: Any, clip_each: Any, weight_decay: Any, weight_decay_mode: str,
-    skip: Any, max_bad_steps: Any, norms: Any, factor_share: Any, betas: Any, epsilon: Any,
+    skip: Any, max_bad_steps: Any, norms: Any, factor_share: Any, beta1: Any, beta2: Any, epsilon: Any,
 ) -> Options:  # fmt: skip
     """All settings, checked, except those of the inner optimizer."""
     if not isinstance(refresh, TraceRule):
@@ -134,13 +134,11 @@ def read_options(
         norms=flag("norms", norms),
         max_bad_steps=check_int("max_bad_steps", max_bad_steps, 1),
         factor_share=number("factor_share", factor_share, 0.0, 1.0, open_low=True),
-        adam=None if kind == INVERSE else adam_settings(betas, epsilon),
+        adam=None if kind == INVERSE else adam_settings(beta1, beta2, epsilon),
     )
 
 
-def adam_settings(betas: Any, epsilon: Any) -> AdamSettings:
+def adam_settings(beta1: Any, beta2: Any, epsilon: Any) -> AdamSettings:
     """The settings of Adam in eigenbases, checked."""
-    if not isinstance(betas, (tuple, list)) or len(betas) != 2:
-        raise ValueError(f"betas must be a pair of numbers in [0, 1), but got {betas!r}")
-    beta1, beta2 = (number(f"betas[{i}]", beta, 0.0, 1.0, open_high=True) for i, beta in enumerate(betas))
-    return AdamSettings(beta1, beta2, number("epsilon", epsilon, 0.0))
+    decays = [number(name, beta, 0.0, 1.0, open_high=True) for name, beta in (("beta1", beta1), ("beta2", beta2))]
+    return AdamSettings(*decays, number("epsilon", epsilon, 0.0))

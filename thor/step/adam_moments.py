@@ -24,8 +24,8 @@ def adam_direction(first, second, correction, epsilon):
 def largest_step(beta1, beta2):
     """The largest |first| / sqrt(second) that Adam can make in one basis; infinite if beta1^2 is not below beta2.
 
-    By Cauchy and Schwarz, (sum a_k g_k)^2 <= (sum a_k^2 / b_k) (sum b_k g_k^2) for the weights a_k = (1 - beta1) beta1^k
-    and b_k = (1 - beta2) beta2^k of the running averages.
+    The running averages have the weights a_k = (1 - beta1) beta1^k and b_k = (1 - beta2) beta2^k. By Cauchy and
+    Schwarz, (sum a_k g_k)^2 <= (sum a_k^2 / b_k) (sum b_k g_k^2).
     """
     ratio = beta1 * beta1 / beta2 if beta2 > 0 else 1.0
     if ratio >= 1.0:

@@ -42,6 +42,7 @@ def number(value):
 @pytest.mark.parametrize(
     ("own", "reached"),
     [
+        ({"precondition": "eigenbasis"}, lambda optimizer: optimizer.options.kind == "eigenbasis"),
         ({"momentum": 0.7}, lambda optimizer: number(optimizer.inner.momentum) == 0.7),
         ({"split": "block"}, lambda optimizer: optimizer.options.plan.split == "block"),
         ({"split": "block+rank", "rank": 5}, lambda optimizer: optimizer.options.plan.rank == 5),
@@ -71,6 +72,24 @@ def number(value):
 def test_thors(own, reached):
     assert not reached(optimizer_of("thor", {})), "a default would prove nothing"
     assert reached(optimizer_of("thor", own))
+
+
+@pytest.mark.parametrize(
+    ("own", "reached"),
+    [
+        ({"beta1": 0.7}, lambda optimizer: optimizer.options.adam.beta1 == 0.7),
+        ({"beta2": 0.7}, lambda optimizer: optimizer.options.adam.beta2 == 0.7),
+        ({"epsilon": 0.5}, lambda optimizer: optimizer.options.adam.epsilon == 0.5),
+        ({"refresh": "thor"}, lambda optimizer: optimizer.options.refresh == thor.TraceRule.thor()),
+        ({"interval": 7}, lambda optimizer: optimizer.options.interval(0) == 7),
+        ({"factor_decay": 0.5}, lambda optimizer: optimizer.options.factor_decay == 0.5),
+        ({"weight_decay": 0.5}, lambda optimizer: 0.5 in optimizer.decays),
+    ],
+    ids=lambda value: str(value) if isinstance(value, dict) else "",
+)
+def test_thors_in_an_eigenbasis(own, reached):
+    assert not reached(optimizer_of("thor", {"precondition": "eigenbasis"})), "a default would prove nothing"
+    assert reached(optimizer_of("thor", {"precondition": "eigenbasis"} | own))
 
 
 @pytest.mark.parametrize(
