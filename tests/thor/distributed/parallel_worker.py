@@ -39,12 +39,15 @@ CASES = {
     "half": ("mlp", GRAPH, {}, {"grad_worker_fraction": 0.5}),
     "half, pynative": ("pixels", PYNATIVE, {"split": "block"}, {"grad_worker_fraction": 0.5}),
     "naive": ("pixels", PYNATIVE, {}, {"shared": False}),
+    "basis, one": ("mlp", GRAPH, {"damping": None}, {"grad_worker_fraction": 0.0}),
+    "basis, all": ("pixels", PYNATIVE, {"damping": None}, {"per": "factor"}),
+    "basis, half": ("pixels", GRAPH, {"damping": None}, {"grad_worker_fraction": 0.5}),
     "accumulated": ("mlp", PYNATIVE, {"accumulate": 2}, {"grad_worker_fraction": 0.0}),
 }
 #: which of them a job of so many ranks runs
 OF_RANKS = {
-    2: ["all", "all, pynative", "one", "one, pynative", "naive", "accumulated"],
-    4: ["all", "one, pynative", "half", "half, pynative"],
+    2: ["all", "all, pynative", "one", "one, pynative", "naive", "accumulated", "basis, one", "basis, all"],
+    4: ["all", "one, pynative", "half", "half, pynative", "basis, half"],
 }
 
 
@@ -61,11 +64,11 @@ def train(name, rank, ranks, steps=STEPS):
     network, mode, options, sharing = CASES[name]
     ms.set_context(mode=mode)
     net, options = NETWORKS[network](), dict(options)
-    accumulate = options.pop("accumulate", 1)
+    accumulate, damping = options.pop("accumulate", 1), options.pop("damping", 0.3)
     if ranks > 1:
         options["sharing"] = thor.Sharing(**sharing)
     optimizer = thor.THOR(
-        net, 0.02, 0.3, momentum=0.9, block_size=4, interval=4, factor_interval=2, factor_decay=0.9,
+        net, 0.02, damping, momentum=0.9, block_size=4, interval=4, factor_interval=2, factor_decay=0.9,
         refresh=thor.TraceRule(update=0.15, stop=0.08), **options,
     )  # fmt: skip
     step = thor.TrainStep(net, squared_error, optimizer, accumulate=accumulate, jit=mode == GRAPH)

@@ -66,9 +66,11 @@ def check(name, ranks, alone):
         state = part(rank, name, "state")
         assert state.keys() == own.keys()
         for key, value in state.items():
+            np.testing.assert_array_equal(value, ranks[0][f"{name}/state/{key}"], err_msg=key)
+            if key.endswith((".basis", "_moment")):  # the sign of an eigenvector is rounding's
+                continue
             scale = max(1e-3, np.abs(own[key].astype(np.float64)).max())
             np.testing.assert_allclose(value, own[key], rtol=1e-3, atol=1e-3 * scale, err_msg=key)
-            np.testing.assert_array_equal(value, ranks[0][f"{name}/state/{key}"], err_msg=key)
 
 
 @pytest.mark.parametrize("name", [name for name in TWO if name != "accumulated"])
