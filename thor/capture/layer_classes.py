@@ -21,7 +21,7 @@ class LayerClass:
 
     Attributes:
         base: the class whose ``construct`` the layer runs.
-        kind: "dense", x W^T + b for the last axis of x; "conv", "embedding" or "norm".
+        kind: "dense", x W^T + b for the last axis of x; "conv", "embedding", "norm" or "attention".
         weight: attribute of the weight; the scale of a normalisation.
         bias: attribute of the bias, or the shift of a normalisation; None if there is none.
         transposed: whether a dense layer's weight is [I, O].
@@ -47,6 +47,7 @@ _CLASSES = [
     LayerClass(nn.Conv2d, "conv", "weight", "bias"),
     LayerClass(nn.Conv1d, "conv", "weight", "bias"),
     LayerClass(mint.nn.Conv2d, "conv", "weight", "bias"),
+    LayerClass(nn.MultiheadAttention, "attention", "in_proj_weight", "in_proj_bias"),  # see projections.py
     LayerClass(nn.Embedding, "embedding", "embedding_table", None),
     LayerClass(mint.nn.Embedding, "embedding", "weight", None),
     _norm(nn.BatchNorm1d, "batch"),
