@@ -97,10 +97,12 @@ def _attach_two(cell, target, a_cut, g_cut, a_parameters, g_parameters, order, s
 
 def _attach_attention(cell, target, a_cut, g_cut, a_parameters, g_parameters, share, sharing) -> PairPort:
     """Attach a port to one of an attention's projections."""
-    kinds = (sharing, POOLED if sharing == REDUCE else sharing)  # the second for keys: attention.py says why
-    pairs = (_statistics(target, a_cut, g_cut, None, "channel", share, each) for each in kinds)
-    by_example, slot = sharing == REDUCE or share < 1.0, slot_of(cell, target.weight)
-    port = port_of(cell, slot, *pairs, rows_of(sharing, "dense"), by_example, a_parameters, g_parameters)
+    of_keys = POOLED if sharing == REDUCE else sharing  # attention.py says why
+    statistics, those_of_keys = (
+        _statistics(target, a_cut, g_cut, None, "channel", share, each) for each in (sharing, of_keys)
+    )
+    by_example, slot, rows = sharing == REDUCE or share < 1.0, slot_of(cell, target.weight), rows_of(sharing, "dense")
+    port = port_of(cell, slot, statistics, those_of_keys, rows, by_example, a_parameters, g_parameters)
     if "thor_original" not in vars(cell):
         original = type(cell)
         set_unregistered(cell, thor_original=original, **dict.fromkeys(SLOTS))

@@ -39,7 +39,7 @@ _SLOT_OF = {
 Pair = tuple[Statistics, Statistics]
 _product, _thirds = ops.MatMul(transpose_b=True), ops.Split(0, 3)
 _scores, _values = ops.BatchMatMul(transpose_b=True), ops.BatchMatMul()
-_joined = ops.Concat(0)
+_joined, _cast = ops.Concat(0), ops.Cast()
 
 
 class AsRowsOfExamples(nn.Cell):
@@ -128,11 +128,11 @@ def port_of(
 
 
 def affine(x, weight, bias):
-    """x W^T + b for the last axis of x [., ., I]; without b where it is None."""
+    """The product x W^T, plus b unless it is None, for the last axis of x [., ., I], in its type."""
     first, second, inputs = x.shape
-    y = _product(reshaped(x, (-1, inputs)), weight)
+    y = _product(reshaped(x, (-1, inputs)), _cast(weight, x.dtype))
     if bias is not None:
-        y = y + bias
+        y = y + _cast(bias, x.dtype)
     return reshaped(y, (first, second, weight.shape[0]))
 
 

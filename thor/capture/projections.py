@@ -1,4 +1,6 @@
-"""The choice of an attention's projections to capture (``nn.MultiheadAttention``; attention.py has the mathematics).
+"""The choice of an attention's projections to capture.
+
+The attention is ``nn.MultiheadAttention``; attention.py has the mathematics.
 
     projection                   weight         bias
     in_proj                      [3 E, E]       in A's last coordinate: one dense layer of three copies

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from mindspore import Tensor, nn, ops
 
-import thor
 from tests.support.networks import make, values
 from tests.support.reference import damped_inverse, pi_damping, with_ones
 
@@ -212,13 +211,17 @@ def test_it_steps_as_dense_layers_do(crossed, batch_first, options, jit):
         np.testing.assert_allclose(moved[f"attention.out_proj.{part}"], expected[f"out.{part}"], **CLOSE)
 
 
-@pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])
-def test_weights_of_their_own_step_as_dense_layers_do(jit):
+@pytest.mark.parametrize(
+    ("jit", "sharing", "of_twin"),
+    [(True, "expand", "expand"), (False, "reduce", {"^k$": "pooled", "": "reduce"})],
+    ids=["expand", "reduce"],
+)
+def test_weights_of_their_own_step_as_dense_layers_do(jit, sharing, of_twin):
     """Where keys have another width; without biases, for the three of MindSpore's are one Parameter."""
     net, batch = Attending(kdim=6, vdim=6, has_bias=False, batch_first=False), data(width=6)
     twin = Twin(net)
-    options = {"jit": jit, "block_size": 4, "weight_sharing": "expand"}
-    mine, theirs = trained(net, batch, **options), trained(twin, batch, **options)
+    mine = trained(net, batch, jit=jit, block_size=4, weight_sharing=sharing)
+    theirs = trained(twin, batch, jit=jit, block_size=4, weight_sharing=of_twin)
     moved, expected = values(net), values(twin)
     for name in "qkv":
         for one, other in zip(mine.factors(f"attention.{name}_proj"), theirs.factors(name), strict=True):
