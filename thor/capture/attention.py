@@ -121,7 +121,7 @@ def port_of(
     shape = shared(AsRowsOfExamples if by_example and not cell.batch_first else AsRows)
     if slot != "thor_input":
         own = of_keys if slot == "thor_key" else statistics
-        return RowsPort(shared(RowsTap, *own, rows, shape), a_parameters, g_parameters)
+        return RowsPort(shared(RowsTap, *own, rows, shape, shape), a_parameters, g_parameters)
     thin = (len(probe.shape) == 3 for _, probe, _ in (a_parameters, g_parameters))
     thirds = (shared(OfThirds, *each) for each in zip(statistics, of_keys, thin, strict=True))
     return ThirdsPort(shared(ThirdsTap, *thirds, rows, shape), a_parameters, g_parameters)
