@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from mindspore import Parameter, nn
 
 from first_order.cells import delete_unregistered, set_unregistered
-from thor.capture.layer_classes import class_of, is_embedding, parameter_of
+from thor.capture.attention import SLOTS, TappedAttention, port_of, slot_of
+from thor.capture.layer_classes import class_of, is_embedding
 from thor.capture.pair_taps import (
     AsImages,
     AsRows,
@@ -29,26 +30,25 @@ from thor.capture.pair_taps import (
 )
 from thor.capture.taps import InputTap, OutputPort, OutputTap, Port, TappedConv2d, TappedDense, Untapped
 from thor.capture.targets import Target
-from thor.factors.statistics import BATCH, EXPAND, POOLED, rows_of, statistics_of
+from thor.factors.statistics import BATCH, EXPAND, POOLED, REDUCE, rows_of, statistics_of
 from thor.runtime import convolution, device
 from thor.runtime.geometry import geometry_of
 from thor.runtime.graph_ops import shared
 
-_TAPPED: dict[type | tuple[type, str], type] = {nn.Dense: TappedDense, nn.Conv2d: TappedConv2d}
+_TAPPED: dict[type | tuple[type, str], type] = {
+    nn.Dense: TappedDense, nn.Conv2d: TappedConv2d, nn.MultiheadAttention: TappedAttention,
+}  # fmt: skip
 
 #: Kinds whose A and G are sums over rows of inputs and of output gradients.
 _BY_ROWS = ("dense", "conv", "conv_transpose")
 
-PORTS = ("thor_input", "thor_output", "thor_scale", "thor_shift")
+PORTS = ("thor_scale", "thor_shift", *SLOTS)
 _ATTRIBUTES = (*PORTS, "thor_geometry", "thor_as_patches", "thor_plain", "thor_original")
 
 
-def weight_in(cell: nn.Cell, target_kind: str) -> Parameter | None:
-    """The Parameter that a captured Cell now uses as its target's weight."""
-    found = class_of(cell)
-    if found is None:
-        return parameter_of(cell, "weight")
-    return parameter_of(cell, found.bias if target_kind == "norm_shift" else found.weight)
+def holds(cell: nn.Cell, weight: Parameter) -> bool:
+    """Whether a captured Cell, or a child that it computes for, has the weight of its target now."""
+    return any(parameter is weight for parameter in cell.get_parameters())
 
 
 def attach(
@@ -65,7 +65,9 @@ def attach(
     for cell in target.cells:
         found = class_of(cell)
         by_rows = target.kind in _BY_ROWS
-        if by_rows and found is not None and (found.base not in _TAPPED or target.channel_last):
+        if found is not None and found.kind == "attention":
+            ports.append(_attach_attention(cell, target, a_cut, g_cut, a_parameters, g_parameters, share, sharing))
+        elif by_rows and found is not None and (found.base not in _TAPPED or target.channel_last):
             port = _rows_port(cell, target, a_cut, g_cut, a_parameters, g_parameters, order, share, sharing)
             _attach_pair(cell, "thor_scale", port)
             ports.append(port)
@@ -97,6 +99,22 @@ def _attach_two(cell, target, a_cut, g_cut, a_parameters, g_parameters, order, s
     set_unregistered(cell, **values)
     cell.__class__ = _tapped_class(original)
     return ports
+
+
+def _attach_attention(cell, target, a_cut, g_cut, a_parameters, g_parameters, share, sharing) -> PairPort:
+    """Attach a port to one of an attention's projections."""
+    of_keys = POOLED if sharing == REDUCE else sharing  # attention.py says why
+    statistics, those_of_keys = (
+        _statistics(target, a_cut, g_cut, None, "channel", share, each) for each in (sharing, of_keys)
+    )
+    by_example, slot, rows = sharing == REDUCE or share < 1.0, slot_of(cell, target.weight), rows_of(sharing, "dense")
+    port = port_of(cell, slot, statistics, those_of_keys, rows, by_example, a_parameters, g_parameters)
+    if "thor_original" not in vars(cell):
+        original = type(cell)
+        set_unregistered(cell, thor_original=original, **dict.fromkeys(SLOTS))
+        cell.__class__ = _tapped_class(original)
+    set_unregistered(cell, **{slot: port})
+    return port
 
 
 def _statistics(
@@ -175,7 +193,7 @@ def _tapped_class(original: type) -> type:
     if original is convolution.PatchConv2d:
         original = nn.Conv2d
     if original not in _TAPPED:
-        base = next(base for base in (nn.Dense, nn.Conv2d) if issubclass(original, base))
+        base = next(base for base in (nn.Dense, nn.Conv2d, nn.MultiheadAttention) if issubclass(original, base))
         _TAPPED[original] = type(f"Tapped{original.__name__}", (_TAPPED[base], original), {})
     return _TAPPED[original]
 

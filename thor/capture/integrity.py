@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from mindspore import Parameter, nn
 
 from first_order.cells import own_members
-from thor.capture.attach import PORTS, tapped_cells, weight_in
+from thor.capture.attach import PORTS, holds, tapped_cells
 
 CURE = "make a new THOR for the changed network (thor.detach(net) first)"
 
@@ -21,7 +21,6 @@ class CapturedLayer(Protocol):
     """What is compared of a captured layer (:class:`thor.curvature.layer.Layer`)."""
 
     name: str
-    kind: str
     cells: tuple[nn.Cell, ...]
     weight: Parameter
 
@@ -34,7 +33,7 @@ class NetworkIntegrity:
         self.members = [(name, cell, own_members(cell)) for name, cell in net.cells_and_names()]
         self.ports = [
             (vars(cell), slot, vars(cell)[slot])
-            for layer in self.layers for cell in layer.cells for slot in PORTS if slot in vars(cell)
+            for layer in self.layers for cell in layer.cells for slot in PORTS if vars(cell).get(slot) is not None
         ]  # fmt: skip
 
     def check(self) -> None:
@@ -58,7 +57,7 @@ class NetworkIntegrity:
                     f"layer {layer.name} is no longer part of the network: it was replaced or detached after THOR "
                     f"was attached; {CURE}"
                 )
-            if any(weight_in(cell, layer.kind) is not layer.weight for cell in layer.cells):
+            if not all(holds(cell, layer.weight) for cell in layer.cells):
                 raise RuntimeError(f"layer {layer.name} has a new weight Parameter since THOR was attached; {CURE}")
 
 

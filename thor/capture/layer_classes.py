@@ -23,7 +23,7 @@ class LayerClass:
 
     Attributes:
         base: the class whose ``construct`` the layer runs.
-        kind: "dense", x W^T + b for the last axis of x; "conv", "conv_transpose", "embedding" or "norm".
+        kind: "dense", x W^T + b for the last axis of x; "conv", "conv_transpose", "embedding", "norm" or "attention".
         weight: attribute of the weight; the scale of a normalisation.
         bias: attribute of the bias, or the shift of a normalisation; None if there is none.
         transposed: whether a dense layer's weight is [I, O].
@@ -56,6 +56,7 @@ _CLASSES = [
     LayerClass(nn.Conv1dTranspose, "conv_transpose", "weight", None),
     LayerClass(nn.Conv2dTranspose, "conv_transpose", "weight", None),
     LayerClass(nn.Conv3dTranspose, "conv_transpose", "weight", None),
+    LayerClass(nn.MultiheadAttention, "attention", "in_proj_weight", "in_proj_bias"),  # see projections.py
     LayerClass(nn.Embedding, "embedding", "embedding_table", None),
     LayerClass(mint.nn.Embedding, "embedding", "weight", None),
     _norm(nn.BatchNorm1d, "batch"),

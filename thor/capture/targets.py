@@ -11,6 +11,8 @@ subclass of its own class (taps.py and pair_taps.py). The factors of each kind a
     tied            an embedding, decoders of its table  [V, D]              plain gradient
     norm_scale      a normalisation: its scale           [C]
     norm_shift      the same: its shift                  [C]
+
+An attention's projections are dense layers too (projections.py).
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from thor.capture.layer_classes import (
     parameter_of,
     rewritten_from,
 )
+from thor.capture.projections import Projection, find_projections, users_of
 from thor.runtime.geometry import groups_of
 
 #: A Cell of another class that computes x W^T (+ bias) declares it by this class attribute: ``thor_kind = "dense"``.
@@ -74,6 +77,11 @@ def _weights_of(cell: nn.Cell, found: LayerClass) -> list[Parameter]:
     """The weights that are preconditioned if a layer of this class is captured."""
     names = (found.weight, found.bias) if found.kind == "norm" else (found.weight,)
     return [weight for weight in (parameter_of(cell, name) for name in names) if weight is not None]
+
+
+def _skips(patterns: list[re.Pattern[str]]) -> Callable[[str], bool]:
+    """Whether a name matches one of the patterns."""
+    return lambda name: any(pattern.search(name) for pattern in patterns)
 
 
 def _reason_against(
@@ -137,12 +145,14 @@ def find_targets(
 
     patterns = [re.compile(pattern) for pattern in skip]
     groups: dict[int, list[tuple[str, nn.Cell]]] = {}
-    left_out: list[LeftOut] = []
-    elsewhere: dict[int, str] = {}  # id of a Parameter -> name of a Cell that has it and is left out
+    users = users_of(net)
+    attention = find_projections(net, _skips(patterns), trains, users)
+    left_out = [LeftOut(*each) for each in attention.left_out]
+    elsewhere = dict(attention.elsewhere)  # id of a Parameter -> name of a Cell that has it and is left out
     tables = {id(_weights_of(cell, _class(cell))[0]) for _, cell in net.cells_and_names() if is_embedding(cell)}
     for name, cell in net.cells_and_names():
         own = own_parameters(cell)
-        if not own:
+        if not own or id(cell) in attention.cells:
             continue
         kind = _DECODER if _is_tied_decoder(cell, tables) else class_of(cell)
         reason = _reason_against(cell, kind, name, patterns, norms, trains)
@@ -160,15 +170,13 @@ def find_targets(
         found, others = _targets_of(members, trains)
         targets += found
         left_out += others
-    users: dict[int, set[int]] = {}  # id of a Parameter -> ids of the Cells that have it
-    for _, cell in net.cells_and_names():
-        for parameter in own_parameters(cell):
-            users.setdefault(id(parameter), set()).add(id(cell))
     for index, target in enumerate(targets):
         if target.bias is not None and users[id(target.bias)] != {id(cell) for cell in target.cells}:
             targets[index] = replace(target, bias=None, a_dim=target.a_dim - 1)
             left_out.append(LeftOut(f"{target.name}.bias", type(target.cells[0]).__name__, "bias of other layers too"))
-    return targets, left_out
+    targets += [_projection_target(each) for each in attention.projections]
+    order = {id(cell): at for at, (_, cell) in enumerate(net.cells_and_names())}
+    return sorted(targets, key=lambda target: order[id(target.cells[0])]), left_out
 
 
 def keep_optimized(targets: Iterable[Target], optimized: set[int]) -> tuple[list[Target], list[LeftOut]]:
@@ -246,6 +254,12 @@ def _reason_against_bias(cell: nn.Cell) -> str | None:
     if found.kind == "conv_transpose":
         return "bias of a transposed convolution, which no input of its weight multiplies"
     return "bias of a convolution that standardises its weights" if found.standardized else None
+
+
+def _projection_target(each: Projection) -> Target:
+    outputs, inputs = each.weight.shape
+    a_dim = inputs + int(each.bias is not None)
+    return Target(each.name, each.cells, "dense", each.weight, each.bias, each.copies, a_dim, outputs // each.copies)
 
 
 def _class(cell: nn.Cell) -> LayerClass:

@@ -54,6 +54,10 @@ class Rotation(LayerMatrices):
             x = multiply_left_by_transposed(x, bases[-1])
         return x
 
+    def nothing(self, x):
+        """Zeros in the place of a step, for X [c, O', I']."""
+        return reshaped(ops.zeros_like(x), self.shape)
+
     def back(self, u, bases):
         """Q_G U Q_A^T for U [c, O', I'], in ``shape``."""
         if self.turns_columns:

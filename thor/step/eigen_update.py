@@ -78,7 +78,7 @@ class EigenUpdate(LayerUpdate):
     def _step(self, correction, gradients, at, i):
         matrices = self.matrices_of(gradients, i)
         if not self.held[i]:
-            return self.first[i], self.second[i], ops.zeros_like(matrices[0])
+            return self.first[i], self.second[i], self.directions[i].nothing(matrices[0])
         bases = self.caches_of(at)
         turned = self.directions[i](matrices[0], bases)
         first, second = moments_after(turned, self.first[i], self.second[i], self.beta1, self.beta2)

@@ -10,7 +10,7 @@ from thor import Decision
 
 
 class Borrowed(nn.Cell):
-    """The network multiplies by its head's weight itself, as nn.MultiheadAttention does with out_proj."""
+    """The network multiplies by its head's weight itself."""
 
     def __init__(self):
         super().__init__()
@@ -99,26 +99,3 @@ def test_a_layer_that_is_called_no_more_keeps_its_last_inverse():
     step(x, y)
     for now, before in zip(optimizer.inverses("head"), last, strict=True):
         np.testing.assert_array_equal(now, before)
-
-
-def test_multihead_attention_is_trained_whatever_its_own_layers_are_used_for():
-    attention = nn.MultiheadAttention(8, 2, batch_first=True)
-
-    class Attending(nn.Cell):
-        def __init__(self):
-            super().__init__()
-            self.attention, self.head = attention, nn.Dense(8, 3)
-            fill(self, 3)
-
-        def construct(self, x):
-            return self.head(self.attention(x, x, x)[0]).mean(1)
-
-    net = Attending()
-    optimizer, step = make(net, lr=0.01, damping=1e-3, refresh=thor.TraceRule.thor_stop())
-    rng = np.random.default_rng(0)
-    x, y = Tensor(rng.standard_normal((4, 5, 8)).astype(np.float32)), data()[1][:4]
-    plain, before = gradients(net, squared_error, x, y), values(net)
-    step(x, y)
-    name = "attention.out_proj.weight"
-    np.testing.assert_allclose(values(net)[name], before[name] - 0.01 * plain[name], rtol=1e-3, atol=1e-6)
-    assert "attention.out_proj" in {r.name for r in optimizer.layers}
