@@ -140,5 +140,8 @@ def read_options(
 
 def adam_settings(beta1: Any, beta2: Any, epsilon: Any) -> AdamSettings:
     """The settings of Adam in eigenbases, checked."""
-    decays = [number(name, beta, 0.0, 1.0, open_high=True) for name, beta in (("beta1", beta1), ("beta2", beta2))]
-    return AdamSettings(*decays, number("epsilon", epsilon, 0.0))
+    return AdamSettings(
+        beta1=number("beta1", beta1, 0.0, 1.0, open_high=True),
+        beta2=number("beta2", beta2, 0.0, 1.0, open_high=True),
+        epsilon=number("epsilon", epsilon, 0.0),
+    )
