@@ -1,4 +1,4 @@
-"""Inverses of damped, symmetric positive definite blocks by LAPACK on the host, by Cholesky or by Newton-Schulz.
+"""Inverses of damped, symmetric positive definite blocks by LAPACK or sweeps on the host, by Cholesky or by Newton-Schulz.
 
 Pure functions from blocks [m, b, b] and ``damping`` [m], which is added to the diagonal of each block, to
 (inverses [m, b, b], trusted [m]). An entry of ``trusted`` is false if the inverse of its block cannot be trusted, for
@@ -17,12 +17,24 @@ from scipy.linalg.lapack import spotrf, spotri
 NEWTON_SCHULZ_ITERATIONS = 40
 #: An inverse X is trusted if all entries of I - A X are smaller.
 RESIDUAL_LIMIT = 0.1
+#: Blocks of at most so many rows are inverted by sweeps on the host. The groups of a grouped convolution have thousands
+#: of such blocks, for each of which a call of LAPACK takes longer than its arithmetic.
+SWEPT_SIZE = 16
+#: Entries of the blocks that are swept at once: they fit into a processor's second-level cache.
+SWEPT_ENTRIES = 2**18
 
 
 def invert_on_host(blocks: np.ndarray, damping: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Invert on the host, small blocks by sweeps, all others with LAPACK: (inverses, trusted)."""
+    method = invert_by_sweeps if blocks.shape[-1] <= SWEPT_SIZE else invert_by_lapack
+    return method(blocks, damping)
+
+
+def invert_by_lapack(blocks: np.ndarray, damping: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Invert block by block with LAPACK's ``spotrf`` and ``spotri``: (inverses, trusted)."""
     inverses = np.empty_like(blocks)
     trusted = np.zeros(len(blocks), bool)
+    upper = np.triu(np.ones(blocks.shape[1:], bool))
     for index, block in enumerate(blocks):
         damped = block.astype(np.float32, copy=True)
         np.fill_diagonal(damped, damped.diagonal() + damping[index])
@@ -30,10 +42,47 @@ def invert_on_host(blocks: np.ndarray, damping: np.ndarray) -> tuple[np.ndarray,
         if info != 0:
             continue
         half, info = spotri(factor, lower=0, overwrite_c=1)
-        upper = np.triu(half)
-        inverses[index] = upper + np.triu(upper, 1).T
-        trusted[index] = info == 0 and bool(np.isfinite(upper.sum(dtype=np.float64)))
+        inverses[index] = np.where(upper, half, half.T)
+        trusted[index] = info == 0 and bool(np.isfinite(inverses[index].sum(dtype=np.float64)))
     return inverses, trusted
+
+
+def invert_by_sweeps(blocks: np.ndarray, damping: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Invert many small blocks at once, by a sweep of every row in turn: (inverses, trusted).
+
+    For y = A x, the sweep of row k solves its equation for x_k and puts that into all others (Gauss-Jordan):
+
+        a_kk <- 1 / a_kk,   a_kj <- a_kj / a_kk,   a_ik <- - a_ik / a_kk,   a_ij <- a_ij - a_ik a_kj / a_kk
+
+    After all rows, x = A^-1 y. The pivot a_kk is the square of Cholesky's k-th diagonal entry, so that a block is
+    positive definite if and only if all its pivots are positive. An operation on all blocks is one of NumPy, and a
+    block's result does not depend on the others.
+    """
+    count, size, _ = blocks.shape
+    inverses, trusted = np.empty_like(blocks), np.empty(count, bool)
+    at_once = SWEPT_ENTRIES // size**2
+    for start in range(0, count, at_once):
+        part = slice(start, start + at_once)
+        a = np.array(blocks[part].transpose(1, 2, 0), np.float32, order="C")  # [b, b, m]: the axis of blocks is last
+        a[np.arange(size), np.arange(size)] += damping[part].astype(np.float32)
+        with np.errstate(all="ignore"):  # a block that is not positive definite may divide by zero, or overflow
+            positive = _sweep_all(a)
+            a = np.float32(0.5) * (a + a.transpose(1, 0, 2))
+            trusted[part] = positive & np.isfinite(a.sum((0, 1), dtype=np.float64))
+        inverses[part] = a.transpose(2, 0, 1)
+    return inverses, trusted
+
+
+def _sweep_all(a: np.ndarray) -> np.ndarray:
+    """Sweep every row of a [b, b, m] in place; returns which of the m blocks had positive pivots only."""
+    positive = np.ones(a.shape[2], bool)
+    for k in range(len(a)):
+        pivot, column = a[k, k].copy(), a[:, k].copy()
+        positive &= pivot > 0
+        row = a[k] / pivot
+        a -= column[:, None] * row
+        a[k], a[:, k], a[k, k] = row, column / -pivot, 1.0 / pivot
+    return positive
 
 
 def invert_by_cholesky(blocks, damping):

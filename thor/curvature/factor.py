@@ -201,7 +201,9 @@ def squeezed(matrix: np.ndarray) -> np.ndarray:
 
 def without_padding(full: np.ndarray, cut: Cut) -> np.ndarray:
     """A matrix without the padding of its cut: [c, dim, dim] float32."""
-    return full[:, cut.kept][:, :, cut.kept].astype(np.float32)
+    if cut.thin > cut.dim:
+        full = full[:, cut.kept][:, :, cut.kept]
+    return full.astype(np.float32)
 
 
 def low_rank_part(factor: FactorEstimate) -> np.ndarray | None:

@@ -139,7 +139,7 @@ class Layer:
         """
         if self.single:
             return float(traces[1].sum()) + damping * self.g.cut.dim
-        return sum(damped_trace(damping, a, g, self.a.cut.dim, self.g.cut.dim) for a, g in traces.T.tolist())
+        return sum(damped_trace(damping, *traces, self.a.cut.dim, self.g.cut.dim).tolist())
 
     def fingerprint(self) -> str:
         """A text that must be equal for a checkpoint to fit this layer's state."""
@@ -174,9 +174,8 @@ class InverseLayer(Layer):
         """The damping [c] of each factor that is inverted: ``damping`` split by pi, from the factors' traces [2, c]."""
         if self.single:
             return {self.g: np.full(self.copies, damping, np.float32)}
-        parts = [pi_split(damping, a, g, self.a.cut.dim, self.g.cut.dim) for a, g in traces.T.tolist()]
-        of_a, of_g = np.array(parts, np.float32).T
-        return {self.a: of_a, self.g: of_g}
+        of_a, of_g = pi_split(damping, *traces, self.a.cut.dim, self.g.cut.dim)
+        return {self.a: of_a.astype(np.float32), self.g: of_g.astype(np.float32)}
 
 
 def cuts_of(target: Target, plan: BlockPlan) -> tuple[Cut, Cut]:

@@ -10,13 +10,16 @@ from thor.curvature.inverter import Inverter, Job
 from thor.factors.blocks import Cut
 
 METHODS = ("lapack", "cholesky", "newton-schulz")
+ON_HOST = {"lapack": block_inverse.invert_on_host, "sweeps": block_inverse.invert_by_sweeps,
+           "calls of lapack": block_inverse.invert_by_lapack}  # fmt: skip
+BOTH_ON_HOST = ("sweeps", "calls of lapack")
 
 
 def run(method, blocks, damping):
     """(inverses, trusted) as NumPy, compiled where the method is a graph."""
     blocks, damping = np.asarray(blocks, np.float32), np.asarray(damping, np.float32)
-    if method == "lapack":
-        return block_inverse.invert_on_host(blocks, damping)
+    if method in ON_HOST:
+        return ON_HOST[method](blocks, damping)
     kernel = block_inverse.invert_by_cholesky if method == "cholesky" else block_inverse.invert_by_newton_schulz
     found, trusted = kernel(Tensor(blocks), Tensor(damping))
     return found.asnumpy(), trusted.asnumpy() > 0
@@ -179,3 +182,56 @@ def test_the_inverses_are_float32():
     for method in METHODS:
         assert run(method, np.eye(3)[None], [1.0])[0].dtype == np.float32
     assert ms.float32 == Factor("z", Cut(4, 2, 2), 1).inverse.dtype
+
+
+@pytest.mark.parametrize("method", BOTH_ON_HOST)
+@pytest.mark.parametrize("size", [1, 3, 9, 10, 25])
+@pytest.mark.parametrize("condition", [1.0, 1e2, 1e4])
+def test_sweeps_and_lapack_are_as_exact_as_float32_allows(method, size, condition):
+    """The relative error of an inverse is at most the condition number times some roundings of a row's products."""
+    blocks = positive(7, size, condition).astype(np.float32)
+    damping = np.geomspace(1e-3, 10, 7).astype(np.float32)
+    found, trusted = run(method, blocks, damping)
+    damped = blocks.astype(np.float64) + damping[:, None, None].astype(np.float64) * np.eye(size)
+    wanted = np.linalg.inv(damped)
+    assert trusted.all()
+    error = np.linalg.norm(found - wanted, 2, (1, 2)) / np.linalg.norm(wanted, 2, (1, 2))
+    assert (error <= 4 * size * np.finfo(np.float32).eps * np.linalg.cond(damped)).all()
+    np.testing.assert_array_equal(found, found.transpose(0, 2, 1))
+
+
+def test_a_swept_block_does_not_depend_on_the_blocks_beside_it():
+    """Ranks that share the blocks get, bit for bit, what one process gets; the input is left as it was."""
+    size = 9
+    each = block_inverse.SWEPT_ENTRIES // size**2
+    blocks = positive(2 * each + 3, size).astype(np.float32)
+    blocks[5] = -blocks[5]
+    before, damping = blocks.copy(), np.linspace(0.1, 1.0, len(blocks)).astype(np.float32)
+    found, trusted = block_inverse.invert_by_sweeps(blocks, damping)
+    assert not trusted[5] and trusted.sum() == len(blocks) - 1
+    for at in (0, 5, each - 1, each, 2 * each + 2):
+        alone, flag = block_inverse.invert_by_sweeps(blocks[at : at + 1], damping[at : at + 1])
+        np.testing.assert_array_equal(alone[0], found[at])
+        assert flag[0] == trusted[at]
+    np.testing.assert_array_equal(blocks, before)
+
+
+@pytest.mark.parametrize("method", BOTH_ON_HOST)
+def test_both_flag_the_same_blocks(method):
+    """A block is trusted if and only if it is positive definite: eigenvalues are away from 0 by more than rounding."""
+    rng = np.random.default_rng(3)
+    q = np.linalg.qr(rng.standard_normal((200, 6, 6)))[0]
+    values = rng.uniform(0.1, 1.0, (200, 6)) * rng.choice([1.0, 1.0, 1.0, 1.0, 1.0, -1.0], (200, 6))
+    blocks = (q * values[:, None]) @ q.transpose(0, 2, 1)
+    _, trusted = run(method, blocks, np.zeros(200))
+    np.testing.assert_array_equal(trusted, (values > 0).all(1))
+    assert 20 < trusted.sum() < 180
+
+
+@pytest.mark.parametrize("size", [block_inverse.SWEPT_SIZE, block_inverse.SWEPT_SIZE + 1])
+def test_the_size_alone_decides_how_the_host_inverts(size):
+    blocks, damping = positive(2, size).astype(np.float32), np.full(2, 0.1, np.float32)
+    method = "sweeps" if size == block_inverse.SWEPT_SIZE else "calls of lapack"
+    np.testing.assert_array_equal(run("lapack", blocks, damping)[0], run(method, blocks, damping)[0])
+    others = {name: run(name, blocks, damping)[0] for name in BOTH_ON_HOST}
+    assert not np.array_equal(*others.values())  # or the comparison above would say nothing

@@ -136,6 +136,20 @@ def test_pi_and_the_damped_trace_equal_the_dense_construction():
     assert damped_trace(damping, np.trace(a), np.trace(g), 5, 3) == pytest.approx(np.trace(whole))
 
 
+def test_traces_of_many_groups_give_what_each_group_gives():
+    """Groups at usual scales, and groups where a trace is zero, tiny or not finite."""
+    special = [0.0, 1e-320, 1e300, math.inf, math.nan, 2.0]
+    pairs = np.array([(a, g) for a in special for g in special])
+    for function in (pi_split, damped_trace):
+        together = np.array(function(0.03, *pairs.T, 10, 3))
+        each = np.array([function(0.03, float(a), float(g), 10, 3) for a, g in pairs])
+        assert together.T.shape == each.shape
+        np.testing.assert_array_equal(together.T, each)
+    finite = pairs[np.isfinite(pairs).all(1)]
+    assert np.isfinite(pi_split(0.03, *finite.T, 10, 3)).all()
+    assert [each.shape for each in pi_split(0.03, *np.ones((2, 1), np.float32), 10, 3)] == [(1,), (1,)]  # one group
+
+
 def test_a_factor_without_scale_is_damped_evenly():
     assert pi_split(0.04, 0.0, 3.0, 4, 4) == (0.2, 0.2)
     assert pi_split(0.04, 3.0, 0.0, 4, 4) == (0.2, 0.2)
