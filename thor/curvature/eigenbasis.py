@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from mindspore import Tensor
-from scipy.linalg.lapack import ssyevd
 
 from thor.curvature.backends import HostAlgebra
 from thor.curvature.factor import BasisFactor
@@ -21,30 +20,33 @@ from thor.curvature.refresh_job import Exchange, RefreshJob
 NO_CURVATURE = 1e-7
 
 
-def eigenvectors(block: np.ndarray) -> np.ndarray | None:
-    """The orthonormal eigenvectors of a symmetric block [b, b] in columns, by rising eigenvalue; None if LAPACK fails.
+def eigenvectors(blocks: np.ndarray) -> np.ndarray:
+    """The orthonormal eigenvectors of symmetric blocks [m, b, b] in columns, by rising eigenvalue.
 
     The column of a direction without curvature is zero.
+
+    Raises:
+        numpy.linalg.LinAlgError: if LAPACK finds no eigenvectors.
     """
-    values, vectors, info = ssyevd(block)
-    if info != 0 or not np.isfinite(vectors.sum(dtype=np.float64)):
-        return None
-    vectors[:, values <= NO_CURVATURE * max(values[-1], 0.0)] = 0.0
-    return vectors
+    values, vectors = np.linalg.eigh(blocks)
+    with_curvature = values > NO_CURVATURE * np.maximum(values[:, -1:], 0.0)
+    found: np.ndarray = vectors * with_curvature[:, None, :]
+    return found
 
 
-def bases_of(blocks: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, bool]:
-    """The bases [m, b, b] of ``blocks`` [m, b, b], of which the first ``rows`` [m] count; and whether none failed.
+def bases_of(blocks: np.ndarray, rows: np.ndarray) -> np.ndarray | None:
+    """The bases [m, b, b] of ``blocks`` [m, b, b], of which the first ``rows`` [m] count; None if one cannot be found.
 
     What lies behind these rows is padding, and has no basis.
     """
     bases = np.zeros_like(blocks)
-    for index, (block, count) in enumerate(zip(blocks, rows, strict=True)):
-        found = eigenvectors(block[:count, :count])
-        if found is None:
-            return bases, False
-        bases[index, :count, :count] = found
-    return bases, True
+    for count in np.unique(rows):
+        chosen = rows == count
+        try:
+            bases[chosen, :count, :count] = eigenvectors(blocks[chosen, :count, :count])
+        except np.linalg.LinAlgError:
+            return None
+    return bases if np.isfinite(bases.sum(dtype=np.float64)) else None
 
 
 @dataclass
@@ -96,5 +98,5 @@ class Diagonalizer:
         if not np.isfinite(blocks.sum(dtype=np.float64)):
             job.failed = True
             return
-        job.computed, done = bases_of(blocks, rows.reshape(-1)[job.part])
-        job.failed = not done
+        job.computed = bases_of(blocks, rows.reshape(-1)[job.part])
+        job.failed = job.computed is None
