@@ -60,10 +60,13 @@ def describe_optimizer(
     """The ``repr`` of a THOR: its settings, and a line for each layer; ``inner`` names the inner optimizer's class."""
     o, total = options, sum(record.bytes for record in layers)
     shared = "" if ranks is None else f", rank {ranks.rank} of {ranks.grid.ranks} in {ranks.grid.columns} columns"
+    how = f"inner={inner}, inverse={method!r}, clip={o.clip}"
+    if o.adam is not None:
+        how = f"precondition={o.kind!r}, beta1={o.adam.beta1}, beta2={o.adam.beta2}, epsilon={o.adam.epsilon}"
     lines = [
-        f"THOR(step={step}, inner={inner}, {o.plan.describe()}, refresh={o.refresh},",
-        f"     interval={o.interval.value}, factor_decay={o.factor_decay}, inverse={method!r}, "
-        f"clip={o.clip}, {total / 2**20:.1f} MiB{shared})",
+        f"THOR(step={step}, {how}, {o.plan.describe()},",
+        f"     refresh={o.refresh}, interval={o.interval.value}, factor_decay={o.factor_decay}, "
+        f"{total / 2**20:.1f} MiB{shared})",
     ]
     for r in layers:
         (a_count, a_size), (g_count, g_size) = r.blocks

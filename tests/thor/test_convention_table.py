@@ -13,10 +13,20 @@ from mindspore.train import Callback, Model
 
 import first_order
 import thor
-from tests.support.networks import Mlp, batch, fill, squared_error, values
+from tests.support.networks import Mlp, batch, fill, never, squared_error, values
 
+def by_inverses(net, **options):
+    return thor.THOR(net, 0.02, 0.3, interval=4, factor_interval=2, factor_decay=0.9, **options)
+
+
+def in_eigenbases(net, **options):
+    return thor.THOR(net, 0.01, interval=4, factor_interval=2, **options)
+
+
+THORS = (by_inverses, in_eigenbases)
 OPTIMIZERS = {
-    "THOR": lambda net: thor.THOR(net, 0.02, 0.3, interval=4, factor_interval=2, factor_decay=0.9),
+    "THOR": by_inverses,
+    "THOR, eigenbases": in_eigenbases,
     "Momentum": lambda net: nn.Momentum(net.trainable_params(), 0.02, 0.9),
     "Adam": lambda net: first_order.Adam(net.trainable_params(), 0.01),
     "Muon": lambda net: first_order.Muon(net.trainable_params(), 0.01),
@@ -132,7 +142,7 @@ def test_a_step_is_never_stale(make, way, mode, jit, tmp_path):
     net.norm.set_train(False)
     advance()
     moved = {name for name, value in values(net).items() if not np.array_equal(value, before[name])}
-    if way is ByLoop and make is not OPTIMIZERS["THOR"]:  # it moves its weights itself, by momentum and decay
+    if way is ByLoop and make not in THORS:  # it moves its weights itself, by momentum and decay
         moved.discard("first.weight")
     assert moved == {"norm.gamma", "norm.beta", "last.weight", "last.bias"}
     net.first.weight.requires_grad = True
@@ -157,6 +167,12 @@ def test_a_step_is_never_stale(make, way, mode, jit, tmp_path):
     assert [again(x, y)[0] for _ in range(4)] == [step(x, y)[0] for _ in range(4)]
 
 
+def never_renewed(net):
+    optimizer = in_eigenbases(net)
+    never(optimizer)
+    return optimizer
+
+
 class Halves:
     """The mean gradient of two micro-batches, and gradients of a loss times 8, by hand."""
 
@@ -179,11 +195,10 @@ def test_accumulated_and_scaled_steps_are_those_of_the_whole_batch(make, by_hand
     """For THOR by hand, curvature is that of the last micro-batch and of a loss 8 times as large: it is left out."""
     net, other = Mlp(), Mlp()
     if by_hand:
-        make = rarely if make is OPTIMIZERS["THOR"] else make
+        make = {by_inverses: rarely, in_eigenbases: never_renewed}.get(make, make)
         halves = Halves(other, make(other), jit)
-    elif make is OPTIMIZERS["THOR"]:
-        scaled = thor.THOR(other, 0.02, 0.3, interval=4, factor_interval=2, factor_decay=0.9, loss_scale=8.0)
-        halves = thor.TrainStep(other, squared_error, scaled, accumulate=2, jit=jit)
+    elif make in THORS:
+        halves = thor.TrainStep(other, squared_error, make(other, loss_scale=8.0), accumulate=2, jit=jit)
     else:
         halves = thor.TrainStep(other, squared_error, make(other), accumulate=2, jit=jit, loss_scale=8.0)
     whole = thor.TrainStep(net, squared_error, make(net), jit=False)
