@@ -15,6 +15,7 @@ import first_order
 import thor
 from tests.support.networks import Mlp, batch, fill, never, squared_error, values
 
+
 def by_inverses(net, **options):
     return thor.THOR(net, 0.02, 0.3, interval=4, factor_interval=2, factor_decay=0.9, **options)
 
