@@ -10,8 +10,6 @@ algorithm 3.
 
 from __future__ import annotations
 
-import math
-
 from mindspore import ops
 from mindspore.ops.operations.linalg_ops import Eigh
 
@@ -139,8 +137,3 @@ def renewed(m, v, axes, grams, bases):
         v = ops.gather(v, order, axes[k])
         new += (basis,)
     return rotated(m, axes, new), v, new
-
-
-def state_size(shape, axes):
-    """Number of entries of the state of a weight: two moments, and two matrices for each of ``axes``."""
-    return 2 * math.prod(shape) + 2 * sum(shape[axis] ** 2 for axis in axes)
