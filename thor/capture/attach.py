@@ -12,13 +12,18 @@ from thor.capture.layer_classes import class_of, is_embedding, parameter_of
 from thor.capture.pair_taps import (
     AsImages,
     AsRows,
+    ChannelsFirst,
     EmbeddingTap,
     NormTap,
     PairPort,
+    PlanesJoined,
     RowsPort,
     RowsTap,
+    StandardizedPort,
+    StandardizedTap,
     TiedDecoderTap,
     TiedEmbeddingTap,
+    WithoutLast,
     plain,
     tapped_pair,
 )
@@ -26,14 +31,15 @@ from thor.capture.taps import InputTap, OutputPort, OutputTap, Port, TappedConv2
 from thor.capture.targets import Target
 from thor.factors.statistics import BATCH, EXPAND, POOLED, rows_of, statistics_of
 from thor.runtime import convolution, device
+from thor.runtime.geometry import geometry_of
 from thor.runtime.graph_ops import shared
 
 _TAPPED: dict[type | tuple[type, str], type] = {nn.Dense: TappedDense, nn.Conv2d: TappedConv2d}
 
+#: Kinds whose A and G are sums over rows of inputs and of output gradients.
+_BY_ROWS = ("dense", "conv", "conv_transpose")
 
 PORTS = ("thor_input", "thor_output", "thor_scale", "thor_shift")
-
-
 _ATTRIBUTES = (*PORTS, "thor_geometry", "thor_as_patches", "thor_plain", "thor_original")
 
 
@@ -58,12 +64,12 @@ def attach(
     ports: list[Port | PairPort] = []
     for cell in target.cells:
         found = class_of(cell)
-        if target.kind in ("dense", "conv") and found is not None and found.base not in _TAPPED:
-            tap = _rows_tap(cell, target, a_cut, g_cut, order, share, sharing)
-            port = RowsPort(tap, a_parameters, g_parameters)
+        by_rows = target.kind in _BY_ROWS
+        if by_rows and found is not None and (found.base not in _TAPPED or target.channel_last):
+            port = _rows_port(cell, target, a_cut, g_cut, a_parameters, g_parameters, order, share, sharing)
             _attach_pair(cell, "thor_scale", port)
             ports.append(port)
-        elif target.kind in ("dense", "conv"):
+        elif by_rows:
             ports += _attach_two(cell, target, a_cut, g_cut, a_parameters, g_parameters, order, share, sharing)
         else:
             port = PairPort(_pair_tap(cell, target, g_cut, share, sharing), a_parameters, g_parameters)
@@ -74,11 +80,11 @@ def attach(
 
 def _attach_two(cell, target, a_cut, g_cut, a_parameters, g_parameters, order, share, sharing) -> list[Port | PairPort]:
     """Attach a port to the input and one to the output before the activation, or one to both together."""
-    geometry = convolution.geometry_of(cell) if target.kind == "conv" else None
+    geometry = geometry_of(cell) if target.kind == "conv" else None
     ports: list[Port | PairPort]
     if sharing == EXPAND:
-        tap = _rows_tap(cell, target, a_cut, g_cut, order, share, sharing)
-        thor_input, thor_output = shared(Untapped), RowsPort(tap, a_parameters, g_parameters)
+        thor_input = shared(Untapped)
+        thor_output = _rows_port(cell, target, a_cut, g_cut, a_parameters, g_parameters, order, share, sharing)
         ports = [thor_output]
     else:
         inputs, outputs = _statistics(target, a_cut, g_cut, geometry, order, share, sharing)
@@ -93,19 +99,45 @@ def _attach_two(cell, target, a_cut, g_cut, a_parameters, g_parameters, order, s
     return ports
 
 
-def _statistics(target, a_cut, g_cut, geometry, order, share, sharing) -> tuple[nn.Cell, nn.Cell]:
+def _statistics(
+    target, a_cut, g_cut, geometry, order, share, sharing, standardized: bool = False
+) -> tuple[nn.Cell, nn.Cell]:
     """The Cells that compute the statistics of A and of G of a dense layer or a convolution."""
     in_features = target.bias is not None and not a_cut.bias_apart
-    inputs = statistics_of(a_cut, share, f"{target.kind}_input", in_features, geometry, target.copies, order, sharing)
-    return inputs, statistics_of(g_cut, share, f"{target.kind}_output", copies=target.copies, sharing=sharing)
+    inputs = statistics_of(
+        a_cut, share, f"{target.kind}_input", in_features, geometry, target.copies, order, sharing, standardized
+    )
+    outputs = statistics_of(g_cut, share, f"{target.kind}_output", False, geometry, target.copies, sharing=sharing)
+    return inputs, outputs
 
 
-def _rows_tap(cell, target, a_cut, g_cut, order, share, sharing) -> nn.Cell:
-    """The tap for input and output together of a dense layer or a convolution."""
-    geometry = convolution.geometry_of(cell) if target.kind == "conv" else None
-    statistics = _statistics(target, a_cut, g_cut, geometry, order, share, sharing)
-    shape = shared(AsRows if target.kind == "dense" else AsImages)
-    return shared(RowsTap, *statistics, rows_of(sharing, target.kind), shape)
+def _rows_port(cell, target, a_cut, g_cut, a_parameters, g_parameters, order, share, sharing) -> PairPort:
+    """The port for input and output together of a dense layer or a convolution."""
+    found = class_of(cell)
+    assert found is not None
+    geometry = None if target.kind == "dense" else geometry_of(cell)
+    statistics = _statistics(target, a_cut, g_cut, geometry, order, share, sharing, found.standardized)
+    forms = (*statistics, rows_of(sharing, target.kind, geometry), *_forms(cell, target))
+    if found.standardized:
+        return StandardizedPort(shared(StandardizedTap, *forms), target.weight, a_parameters, g_parameters)
+    return RowsPort(shared(RowsTap, *forms), a_parameters, g_parameters)
+
+
+def _forms(cell: nn.Cell, target: Target) -> tuple[nn.Cell, nn.Cell]:
+    """The Cells that bring a layer's input and its output gradient into the shapes that the statistics take."""
+    if target.kind == "dense":
+        return shared(AsRows), shared(AsRows)
+    if target.channel_last:
+        return shared(ChannelsFirst), shared(ChannelsFirst)
+    if isinstance(cell, nn.Conv2dTranspose) and cell.output_padding not in (0, (0, 0)):
+        appended = cell.output_padding
+        rows, columns = (appended, appended) if isinstance(appended, int) else appended
+        return shared(AsImages), shared(WithoutLast, rows, columns)
+    if target.weight.ndim < 5:
+        return shared(AsImages), shared(AsImages)
+    # the side that patches are taken of keeps its three axes
+    forms = shared(AsImages), shared(PlanesJoined)
+    return forms if target.kind == "conv" else forms[::-1]
 
 
 def _pair_tap(cell: nn.Cell, target: Target, g_cut, share: float, sharing: str) -> nn.Cell:

@@ -12,7 +12,9 @@ from mindspore import Parameter, mint, nn
 from thor.runtime import convolution
 
 #: What a user may declare.
-DECLARED = ("dense", "embedding")
+DECLARED = ("dense", "conv", "embedding")
+
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, mint.nn.Conv2d, mint.nn.Conv3d)
 
 
 @dataclass(frozen=True)
@@ -21,10 +23,11 @@ class LayerClass:
 
     Attributes:
         base: the class whose ``construct`` the layer runs.
-        kind: "dense", x W^T + b for the last axis of x; "conv", "embedding" or "norm".
+        kind: "dense", x W^T + b for the last axis of x; "conv", "conv_transpose", "embedding" or "norm".
         weight: attribute of the weight; the scale of a normalisation.
         bias: attribute of the bias, or the shift of a normalisation; None if there is none.
         transposed: whether a dense layer's weight is [I, O].
+        standardized: whether a convolution brings each output's weights to mean 0 and variance 1 before it uses them.
         norm: over what a normalisation normalises: "layer", "batch" or "group"; else "".
     """
 
@@ -33,6 +36,7 @@ class LayerClass:
     weight: str
     bias: str | None
     transposed: bool = False
+    standardized: bool = False
     norm: str = ""
 
 
@@ -46,7 +50,12 @@ _CLASSES = [
     LayerClass(mint.nn.Linear, "dense", "weight", "bias"),
     LayerClass(nn.Conv2d, "conv", "weight", "bias"),
     LayerClass(nn.Conv1d, "conv", "weight", "bias"),
+    LayerClass(nn.Conv3d, "conv", "weight", "bias"),
     LayerClass(mint.nn.Conv2d, "conv", "weight", "bias"),
+    LayerClass(mint.nn.Conv3d, "conv", "weight", "bias"),
+    LayerClass(nn.Conv1dTranspose, "conv_transpose", "weight", None),
+    LayerClass(nn.Conv2dTranspose, "conv_transpose", "weight", None),
+    LayerClass(nn.Conv3dTranspose, "conv_transpose", "weight", None),
     LayerClass(nn.Embedding, "embedding", "embedding_table", None),
     LayerClass(mint.nn.Embedding, "embedding", "weight", None),
     _norm(nn.BatchNorm1d, "batch"),
@@ -70,16 +79,20 @@ def register(
     bias: str | None = "bias",
     *,
     transposed: bool = False,
+    standardized: bool = False,
 ) -> None:
     """Declare a class of Cells of one input as layers that THOR captures.
 
     Args:
         cell_class: the class. Subclasses that override ``construct`` are declared on their own.
         kind: "dense" for a Cell that returns x W^T + b, for the last axis of x, with no activation behind it;
-            "embedding" for one that returns rows of a table.
-        weight: name of the attribute that holds the weight [O, I], or the table.
+            "conv" for a subclass of a convolution of ``nn`` or ``mint.nn`` that returns a convolution;
+            "embedding" for a Cell that returns rows of a table.
+        weight: name of the attribute that holds the weight, [O, I] of a dense layer, or the table.
         bias: name of the attribute that holds the bias [O]; None if there is none. A Cell whose bias is None has none.
-        transposed: whether the weight is [I, O], for x W + b.
+        transposed: whether the weight of a dense layer is [I, O], for x W + b.
+        standardized: whether a convolution brings the weights of each output to mean 0 and variance 1 before it uses
+            them (weight standardization, Qiao et al. 2019).
     """
     if not isinstance(cell_class, type) or not issubclass(cell_class, nn.Cell):
         raise TypeError(f"cell_class must be a class of nn.Cell, but got {cell_class!r}")
@@ -92,7 +105,13 @@ def register(
         raise ValueError(f"kind must be one of {', '.join(DECLARED)}, but got {kind!r}")
     if transposed and kind != "dense":
         raise ValueError(f"transposed is for the kind dense, but got kind={kind!r}")
-    _CLASSES.insert(0, LayerClass(cell_class, kind, weight, None if kind == "embedding" else bias, transposed))
+    if standardized and kind != "conv":
+        raise ValueError(f"standardized is for the kind conv, but got kind={kind!r}")
+    if kind == "conv" and not issubclass(cell_class, _CONVOLUTIONS):
+        names = ", ".join(f"{each.__module__.split('.')[1]}.{each.__name__}" for each in _CONVOLUTIONS)
+        raise TypeError(f"cell_class must be a subclass of {names} for kind='conv', but got {cell_class.__name__}")
+    bias = None if kind == "embedding" or standardized else bias
+    _CLASSES.insert(0, LayerClass(cell_class, kind, weight, bias, transposed, standardized))
 
 
 def class_of(cell: nn.Cell) -> LayerClass | None:

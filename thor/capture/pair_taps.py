@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import types
 
-from mindspore import nn, ops
+from mindspore import Parameter, nn, ops
 
 from thor.factors import formulas
 from thor.factors.statistics import Statistics
@@ -59,28 +59,87 @@ class AsRows(nn.Cell):
 
 
 class AsImages(nn.Cell):
-    """[B, C, H, W] as it is, and [B, C, L] as images of one row."""
+    """[B, C, H, W] and [B, C, D, H, W] as they are, and [B, C, L] as images of one row."""
 
     def construct(self, x):
-        return x if x.ndim == 4 else x.expand_dims(2)
+        return x.expand_dims(2) if x.ndim == 3 else x
+
+
+class ChannelsFirst(nn.Cell):
+    """[B, H, W, C] as [B, C, H, W]."""
+
+    def construct(self, x):
+        return x.transpose(0, 3, 1, 2)
+
+
+class WithoutLast(nn.Cell):
+    """[B, C, H, W] without its last rows and columns, which ``nn.Conv2dTranspose`` appends as zeros."""
+
+    def __init__(self, rows: int, columns: int):
+        super().__init__(auto_prefix=False)
+        self.rows, self.columns = rows, columns
+
+    def construct(self, x):
+        return x[:, :, : x.shape[2] - self.rows, : x.shape[3] - self.columns]
+
+
+class PlanesJoined(nn.Cell):
+    """[B, C, D, H, W] as images [B, C, D H, W]."""
+
+    def construct(self, x):
+        return x.reshape(x.shape[0], x.shape[1], -1, x.shape[4])
 
 
 class RowsTap(PairTap):
     """A dense layer or a convolution, from its input and its output gradient.
 
-    ``rows`` tells which rows count, and ``shape`` gives input and gradient the shape that the statistics take.
+    ``rows`` tells which rows count. ``of_input`` and ``of_output`` give input and gradient the shape that the
+    statistics take.
     """
 
-    def __init__(self, inputs: Statistics, outputs: Statistics, rows: nn.Cell, shape: nn.Cell):
+    def __init__(self, inputs: Statistics, outputs: Statistics, rows: nn.Cell, of_input: nn.Cell, of_output: nn.Cell):
         super().__init__()
-        self.inputs, self.outputs, self.rows, self.shape = inputs, outputs, rows, shape
+        self.inputs, self.outputs, self.rows = inputs, outputs, rows
+        self.of_input, self.of_output = of_input, of_output
 
     def bprop(self, y, x, a_blocks, a_probe, a_uses, g_blocks, g_probe, g_uses, out, dout):
-        gradient = self.shape(dout)
+        gradient = self.of_output(dout)
         valid, _ = self.rows(gradient)
-        a, a_beside, one = self.inputs(self.shape(x), valid, a_probe)
+        a, a_beside, one = self.inputs(self.of_input(x), valid, a_probe)
         g, g_beside, _ = self.outputs(gradient, valid, g_probe)
         return dout, ops.zeros_like(x), a, a_beside, one, g, g_beside, one
+
+
+class StandardizedPort(RowsPort):
+    """A :class:`RowsPort` of a convolution that standardises its weights (``formulas.centred``)."""
+
+    def __init__(self, tap: StandardizedTap, weight: Parameter, a_parameters, g_parameters):
+        super().__init__(tap, a_parameters, g_parameters)
+        self.weight = weight
+
+    def construct(self, y, x):
+        if self.active:
+            deviations = formulas.deviations(ops.stop_gradient(self.weight))
+            x = ops.stop_gradient(x)
+            return self.tap(
+                y, x, deviations, self.a_blocks, self.a_probe, self.a_uses, self.g_blocks, self.g_probe, self.g_uses
+            )
+        return y
+
+
+class StandardizedTap(RowsTap):
+    """As :class:`RowsTap`, with the gradient of each output divided by the deviation of its weights."""
+
+    def construct(self, y, x, deviations, a_blocks, a_probe, a_uses, g_blocks, g_probe, g_uses):
+        return y
+
+    def bprop(self, y, x, deviations, a_blocks, a_probe, a_uses, g_blocks, g_probe, g_uses, out, dout):
+        gradient = self.of_output(dout) / deviations.reshape(1, -1, 1, 1)
+        valid, _ = self.rows(gradient)
+        a, a_beside, one = self.inputs(self.of_input(x), valid, a_probe)
+        g, g_beside, _ = self.outputs(gradient, valid, g_probe)
+        zeros = ops.zeros_like(deviations)
+        return dout, ops.zeros_like(x), zeros, a, a_beside, one, g, g_beside, one
 
 
 class EmbeddingTap(PairTap):

@@ -3,13 +3,14 @@
 Layers are identified by object, never by the order of names. A captured layer stays the user's object and gets a
 subclass of its own class (taps.py and pair_taps.py). The factors of each kind are defined in thor/factors/formulas.py.
 
-    kind         layer                                weight                  bias
-    dense        a dense layer                        [O, I]                  in A's last coordinate
-    conv         a convolution                        [O, I / g, k, k]        in A's last coordinate
-    embedding    an embedding                         [V, D]
-    tied         an embedding, decoders of its table  [V, D]                  plain gradient
-    norm_scale   a normalisation: its scale           [C]
-    norm_shift   the same: its shift                  [C]
+    kind            layer                                weight              bias
+    dense           a dense layer                        [O, I]              in A's last coordinate
+    conv            a convolution                        [O, I / g, k, k]    in A's last coordinate, or plain gradient
+    conv_transpose  a transposed convolution             [I, O / g, k, k]    plain gradient
+    embedding       an embedding                         [V, D]
+    tied            an embedding, decoders of its table  [V, D]              plain gradient
+    norm_scale      a normalisation: its scale           [C]
+    norm_shift      the same: its shift                  [C]
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from thor.capture.layer_classes import (
     parameter_of,
     rewritten_from,
 )
-from thor.runtime import convolution
+from thor.runtime.geometry import groups_of
 
 #: A Cell of another class that computes x W^T (+ bias) declares it by this class attribute: ``thor_kind = "dense"``.
 #: It matters only for a decoder that shares an embedding's table.
@@ -53,6 +54,7 @@ class Target:
     a_dim: int
     g_dim: int
     transposed: bool = False  # whether a dense layer's weight is [I, O]
+    channel_last: bool = False  # whether a convolution's weight is [O, k, k, I / g]
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ def _reason_against(
         return "frozen"
     if getattr(cell, "activation_flag", False) and rewritten_from(type(cell)) is not None:
         return "rewritten by MindSpore, with an activation inside: make that a layer of its own"
-    if found.kind == "conv":
+    if found.kind.startswith("conv"):
         return _reason_against_convolution(cell)
     if found.kind == "embedding" and (getattr(cell, "max_norm", None) or getattr(cell, "scale_grad_by_freq", False)):
         return "max_norm or scale_grad_by_freq change its rows or their gradients"
@@ -96,11 +98,14 @@ def _reason_against(
 
 
 def _reason_against_convolution(cell: nn.Cell) -> str | None:
-    if getattr(cell, "data_format", "NCHW") != "NCHW":
-        return f"data_format {cell.data_format}"
     if getattr(cell, "padding_mode", "zeros") != "zeros":
         return f"padding_mode {cell.padding_mode}"
     return None
+
+
+def channel_last(cell: nn.Cell) -> bool:
+    """Whether a layer's channels are the last axis of its input."""
+    return getattr(cell, "data_format", "NCHW") == "NHWC"
 
 
 def _reason_against_norm(cell: nn.Cell, found: LayerClass) -> str | None:
@@ -110,7 +115,7 @@ def _reason_against_norm(cell: nn.Cell, found: LayerClass) -> str | None:
         return None if len(cell.normalized_shape) == 1 else f"normalises over {len(cell.normalized_shape)} axes"
     if getattr(cell, "use_batch_statistics", None) is False:
         return "normalises with moving statistics"
-    return None if getattr(cell, "data_format", "NCHW") == "NCHW" else f"data_format {cell.data_format}"
+    return f"data_format {cell.data_format}" if channel_last(cell) else None
 
 
 def find_targets(
@@ -207,8 +212,10 @@ def _targets_of(members: list[tuple[str, nn.Cell]], trains: Trains) -> tuple[lis
                   if getattr(c, "bias", None) is not None]  # fmt: skip
         return [tied], biases
     form = _target(name, trains, first)
+    reasons = [(n, c, _reason_against_bias(c)) for n, c in members]
+    biases = [LeftOut(f"{n}.bias", type(c).__name__, reason) for n, c, reason in reasons if reason is not None]
     if all(_same_form(_target(member, trains, cell), form) for member, cell in members[1:]):
-        return [_target(name, trains, *(cell for _, cell in members))], []
+        return [_target(name, trains, *(cell for _, cell in members))], biases
     return [], [LeftOut(n, type(c).__name__, f"{form.name}'s weight is used in several forms") for n, c in members]
 
 
@@ -222,9 +229,23 @@ def _target(name: str, trains: Trains, *cells: nn.Cell) -> Target:
     if found.kind == "dense":
         outputs, inputs = reversed(weight.shape) if found.transposed else weight.shape
         return Target(label, cells, "dense", weight, bias, 1, inputs + homogeneous, outputs, found.transposed)
-    outputs, groups = weight.shape[0], convolution.groups_of(cell)
-    a_dim = math.prod(weight.shape[1:]) + homogeneous
-    return Target(label, cells, "conv", weight, bias, groups, a_dim, outputs // groups)
+    rows, columns, groups = weight.shape[0], math.prod(weight.shape[1:]), groups_of(cell)
+    if found.kind == "conv_transpose":
+        return Target(label, cells, "conv_transpose", weight, None, groups, rows // groups, columns)
+    return Target(
+        label, cells, "conv", weight, bias, groups, columns + homogeneous, rows // groups,
+        channel_last=channel_last(cell),
+    )  # fmt: skip
+
+
+def _reason_against_bias(cell: nn.Cell) -> str | None:
+    """Why a convolution's bias takes the plain gradient though its weight is captured."""
+    found = _class(cell)
+    if parameter_of(cell, "bias") is None or not found.kind.startswith("conv"):
+        return None
+    if found.kind == "conv_transpose":
+        return "bias of a transposed convolution, which no input of its weight multiplies"
+    return "bias of a convolution that standardises its weights" if found.standardized else None
 
 
 def _class(cell: nn.Cell) -> LayerClass:

@@ -30,22 +30,21 @@ class Layer:
         self.name, self.kind, self.cells = target.name, target.kind, target.cells
         self.weight, self.bias, self.copies = target.weight, target.bias, target.copies
         a_cut, g_cut = cuts_of(target, plan)
-        no_dense_a, no_dense_g = target.kind not in ("dense", "conv"), target.kind.startswith("norm")
-        self.a = Factor(f"{target.name}.a", a_cut, target.copies, diagonal=no_dense_a, held=held)
-        self.g = Factor(f"{target.name}.g", g_cut, target.copies, diagonal=no_dense_g, held=held)
-        # A of an embedding belongs to the rows of its table, A of any other layer to the columns of the weight
-        self.row_factor, self.column_factor = (
-            (self.a, self.g) if target.kind in ("embedding", "tied") else (self.g, self.a)
-        )
+        is_table, is_norm = target.kind in ("embedding", "tied"), target.kind.startswith("norm")
+        self.a = Factor(f"{target.name}.a", a_cut, target.copies, diagonal=is_table or is_norm, held=held)
+        self.g = Factor(f"{target.name}.g", g_cut, target.copies, diagonal=is_norm, held=held)
+        # A of a table and of a transposed convolution belongs to the rows of the weight, any other A to its columns
+        rows_of_a = is_table or target.kind == "conv_transpose"
+        self.row_factor, self.column_factor = (self.a, self.g) if rows_of_a else (self.g, self.a)
         #: True if only G is inverted, with all of the damping; A is 1 and stays so
-        self.single = target.kind.startswith("norm")
+        self.single = is_norm
         self.powers = _scale_powers(target.kind, g_cut)
         # number of kernel positions if they come first in the order of a convolution's cut A, else 1
-        area = math.prod(self.weight.shape[2:])
-        self.positions = area if plan.order == "position" and self.a.cut.count > 1 else 1
+        reorders = target.kind == "conv" and plan.order == "position" and not target.channel_last
+        self.positions = math.prod(self.weight.shape[2:]) if reorders and self.a.cut.count > 1 else 1
         self.ports = attach(
             target, self.a.cut, self.g.cut, self.a.port_parameters, self.g.port_parameters,
-            "position" if self.positions > 1 else "channel", share, sharing,
+            "position" if self.positions > 1 or target.channel_last else "channel", share, sharing,
         )  # fmt: skip
         if not self.single:
             self.a.scale_by = self._tied_scale if target.kind == "tied" else self._mean_over_uses

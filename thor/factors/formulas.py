@@ -13,11 +13,13 @@ their gradients. With g = dL/ds of a row, and N rows:
     layer    rows     A, of the input                G, of g                         source
     dense    N        (1/N) sum a a^T                M sum g g^T                     Martens & Grosse 2015
     conv     B P      (1/B) sum of patches p p^T     (M / P) sum g g^T               Grosse & Martens 2016 (KFC)
+    deconv   B P      (1/B) sum a a^T                (M / P) sum of patches q q^T    a transposed convolution
     token    N        diag of token frequencies      M sum g g^T                     a = one-hot: A is diagonal
     norm     B        1                              diag of M sum_b (sum_p g x)^2   the exact diagonal Fisher
 
-B counts the examples, P the positions. With a bias, A's last coordinate is the constant 1. How rows belong to terms is
-the layer's *weight sharing* (Eschenhagen et al. 2023):
+B counts the examples, P the positions. A transposed convolution is a convolution whose input and output have changed
+places: q are the patches of the gradient of its output, and P counts the positions of its input. With a bias, A's last
+coordinate is the constant 1. How rows belong to terms is the layer's *weight sharing* (Eschenhagen et al. 2023):
 
     pooled   M = B: the rows of an example belong to one term, and are taken as independent
     expand   every row is a term: M counts the rows whose g is not zero, and A is a mean over these alone
@@ -102,7 +104,7 @@ def conv_input_by_position(x, geometry):
     """As :func:`conv_input`, with coordinates ordered (kernel position, channel)."""
     patches = geometry(_cast(x, ms.float32))
     batch, coordinates, positions = patches.shape
-    groups, area = geometry.groups, geometry.kernel[0] * geometry.kernel[1]
+    groups, area = geometry.groups, geometry.area
     ordered = swapped(patches, batch * groups, coordinates // (groups * area), area, positions)
     return parts(reshaped(ordered, patches.shape), groups), 1.0 / batch, batch * positions
 
@@ -113,6 +115,35 @@ def conv_output(g, groups, examples):
     positions = height * width
     values = parts(reshaped(_cast(g, ms.float32), (batch, channels, positions)), groups)
     return values, 1.0 * terms_of(examples, batch) / positions, batch * positions
+
+
+def conv_transpose_input(x, groups):
+    """A transposed convolution's input [B, I, H, W] as features [B, g, I / g, P], A's scale 1 / B, and B P."""
+    values, _, rows = conv_output(x, groups, 0)
+    return values, 1.0 / x.shape[0], rows
+
+
+def conv_transpose_output(g, geometry, examples):
+    """Output gradients [B, O, H, W] as features [B, g, (O / g) k, P] of their patches, G's scale M / P, and B P."""
+    values, _, rows = conv_input(g, geometry)
+    batch = g.shape[0]
+    return values, 1.0 * terms_of(examples, batch) * batch / rows, rows
+
+
+def centred(features):
+    """Features [e, c, d, R] less the mean over their coordinates.
+
+    A convolution of standardised weights W' = (W - mean) / sigma, each output's own, has dL/dW = P (dL/dW') / sigma but
+    for its part along W', which is neglected. P removes the mean. So A is that of P a, and G that of g / sigma.
+    """
+    return features - features.mean(2, keep_dims=True)
+
+
+def deviations(weight):
+    """Standard deviation [O] of each output's weights [O, ...], as weight standardisation uses it."""
+    flat = reshaped(_cast(weight, ms.float32), (weight.shape[0], -1))
+    rest = flat - flat.mean(1, keep_dims=True)
+    return ops.sqrt((rest * rest).mean(1) + 1e-10)
 
 
 def apart(features, batch):
@@ -149,6 +180,11 @@ def rows_with_gradient(g):
 def positions_with_gradient(g):
     """Which positions of output gradients [B, O, H, W] are not all zero, [B, H W] float32 of 0 and 1."""
     return _cast(ops.abs(_cast(g, ms.float32)).sum(1) > 0, ms.float32).reshape(g.shape[0], -1)
+
+
+def windows_with_gradient(patches):
+    """Which patches [B, C k, P] of output gradients are not all zero, [B, P] float32 of 0 and 1."""
+    return _cast(ops.abs(_cast(patches, ms.float32)).sum(1) > 0, ms.float32)
 
 
 def at_least_one(count):

@@ -10,12 +10,14 @@ from mindspore import nn, ops
 
 from thor.factors import formulas
 from thor.factors.blocks import Cut
-from thor.runtime import convolution
+from thor.runtime.geometry import Geometry, VolumeGeometry
 from thor.runtime.graph_ops import constant, shared
 
 #: How the rows of a layer belong to the loss's terms (formulas.py).
 POOLED, EXPAND, REDUCE = "pooled", "expand", "reduce"
 WEIGHT_SHARING = (POOLED, EXPAND, REDUCE)
+
+AnyGeometry = Geometry | VolumeGeometry
 
 
 class Batch(nn.Cell):
@@ -76,7 +78,7 @@ class ReducedDenseOutput(Features):
 class ConvInput(Features):
     """Of a convolution's input."""
 
-    def __init__(self, geometry: convolution.Geometry):
+    def __init__(self, geometry: AnyGeometry):
         super().__init__()
         self.geometry = geometry
 
@@ -100,6 +102,40 @@ class ConvOutput(Features):
 
     def construct(self, x):
         return formulas.conv_output(x, self.groups, self.batch.examples)
+
+
+class ConvTransposeInput(Features):
+    """Of a transposed convolution's input."""
+
+    def __init__(self, groups: int):
+        super().__init__()
+        self.groups = groups
+
+    def construct(self, x):
+        return formulas.conv_transpose_input(x, self.groups)
+
+
+class ConvTransposeOutput(Features):
+    """Of a transposed convolution's output gradients."""
+
+    def __init__(self, geometry: AnyGeometry):
+        super().__init__()
+        self.geometry = geometry
+
+    def construct(self, x):
+        return formulas.conv_transpose_output(x, self.geometry, self.batch.examples)
+
+
+class Centred(Features):
+    """Features less the mean over their coordinates."""
+
+    def __init__(self, features: nn.Cell):
+        super().__init__()
+        self.features = features
+
+    def construct(self, x):
+        features, scale, rows = self.features(x)
+        return formulas.centred(features), scale, rows
 
 
 class ReducedConv(Features):
@@ -239,10 +275,24 @@ class RowsWithGradient(nn.Cell):
         return valid, formulas.at_least_one(valid.sum())
 
 
-def rows_of(sharing: str, kind: str) -> nn.Cell:
+class WindowsWithGradient(nn.Cell):
+    """As :class:`RowsWithGradient`, of a transposed convolution, whose rows are patches of its output gradient."""
+
+    def __init__(self, geometry: AnyGeometry):
+        super().__init__(auto_prefix=False)
+        self.geometry = geometry
+
+    def construct(self, g):
+        valid = formulas.windows_with_gradient(self.geometry(g))
+        return valid, formulas.at_least_one(valid.sum())
+
+
+def rows_of(sharing: str, kind: str, geometry: AnyGeometry | None = None) -> nn.Cell:
     """The Cell that tells which rows of an output gradient count, and the number of terms."""
     if sharing != EXPAND:
         return shared(AllRows)
+    if kind == "conv_transpose":
+        return shared(WindowsWithGradient, geometry)
     return shared(RowsWithGradient, kind == "conv")
 
 
@@ -269,16 +319,19 @@ class CountedStatistics(Statistics):
 
 
 def statistics_of(
-    cut: Cut, share: float, kind: str, homogeneous: bool = False, geometry: convolution.Geometry | None = None,
-    copies: int = 1, order: str = "channel", sharing: str = POOLED,
+    cut: Cut, share: float, kind: str, homogeneous: bool = False, geometry: AnyGeometry | None = None,
+    copies: int = 1, order: str = "channel", sharing: str = POOLED, centred: bool = False,
 ) -> Statistics:  # fmt: skip
     """The Cell that computes a factor's statistics from a layer's input or output gradient.
 
-    All layers of one form share it. ``homogeneous`` appends the bias's coordinate 1 to the features. Only the first
-    ``share`` of the examples is used, but all where an example's rows are reduced to one.
+    All layers of one form share it. ``homogeneous`` appends the bias's coordinate 1 to the features, ``centred`` takes
+    the mean over the coordinates from them. Only the first ``share`` of the examples is used, but all where an
+    example's rows are reduced to one.
     """
     by_rows, is_sum = kind.startswith("dense"), kind.endswith("output")
     features = _features(kind, geometry, copies, order, sharing == REDUCE)
+    if centred:
+        features = shared(Centred, features)
     if share < 1.0 and sharing == POOLED:
         features = shared(FirstExamples, features, share, is_sum)
     inside = cut.dim - cut.bias_apart - homogeneous
@@ -291,13 +344,17 @@ def statistics_of(
     return shared(Statistics, features, blocks, _beside(cut, by_rows))
 
 
-def _features(kind: str, geometry: convolution.Geometry | None, copies: int, order: str, reduced: bool) -> nn.Cell:
+def _features(kind: str, geometry: AnyGeometry | None, copies: int, order: str, reduced: bool) -> nn.Cell:
     if kind.startswith("conv"):
         if kind == "conv_input":
             features = shared(ConvInputByPosition if order == "position" else ConvInput, geometry)
-        else:
+        elif kind == "conv_output":
             features = shared(ConvOutput, copies)
-        return shared(ReducedConv, features, kind == "conv_output") if reduced else features
+        elif kind == "conv_transpose_input":
+            features = shared(ConvTransposeInput, copies)
+        else:
+            features = shared(ConvTransposeOutput, geometry)
+        return shared(ReducedConv, features, kind.endswith("output")) if reduced else features
     if kind == "dense_input":
         return shared(ReducedDenseInput if reduced else DenseInput)
     return shared(ReducedDenseOutput if reduced else DenseOutput)

@@ -6,6 +6,7 @@ limit. Each group is compiled once and run on every batch; its statistics are su
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -98,7 +99,8 @@ class _Slots:
             self.parameters += own
         a_cut, g_cut = cuts
         a_parameters, g_parameters = sides
-        for port in attach(target, a_cut, g_cut, a_parameters, g_parameters):
+        order = "position" if target.channel_last else "channel"
+        for port in attach(target, a_cut, g_cut, a_parameters, g_parameters, order):
             port.active = True
 
     def statistics(self, values: list[np.ndarray], weight: np.ndarray, bias: np.ndarray | None) -> LayerStatistics:
@@ -106,13 +108,16 @@ class _Slots:
         a, mean_a, uses_a, g, mean_g, uses_g = values
         copies = self.target.copies
         gradient = weight.reshape(copies, weight.shape[0] // copies, -1)
+        if self.target.kind == "conv_transpose" or self.target.transposed:  # A belongs to the rows of the weight
+            gradient = gradient.transpose(0, 2, 1)
         if bias is not None:
             gradient = np.concatenate([gradient, bias.reshape(copies, -1, 1)], 2)
-        shape = self.target.weight.shape
+        one_order = self.target.kind != "conv" or self.target.channel_last
+        positions = 1 if one_order else math.prod(self.target.weight.shape[2:])
         return LayerStatistics(
-            self.target.name, self.target.kind, shape[2] * shape[3] if self.target.kind == "conv" else 1,
-            a[:, 0], g[:, 0], mean_a[:, :, 0] / np.sqrt(uses_a[0] or 1.0),
-            mean_g[:, :, 0] / np.sqrt(uses_g[0] or 1.0), gradient, bias is not None,
+            self.target.name, self.target.kind, positions, a[:, 0], g[:, 0],
+            mean_a[:, :, 0] / np.sqrt(uses_a[0] or 1.0), mean_g[:, :, 0] / np.sqrt(uses_g[0] or 1.0),
+            gradient, bias is not None,
         )  # fmt: skip
 
 

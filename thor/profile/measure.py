@@ -112,7 +112,7 @@ def measure(
     progress = progress or Silent()
     skip = skip_patterns(task.skip)
     targets, left_out = find_targets(task.net, skip)
-    targets = [target for target in targets if target.kind in ("dense", "conv")]  # factors of other kinds are not cut
+    targets = [target for target in targets if target.kind in ("dense", "conv", "conv_transpose")]  # no others are cut
     if not targets:
         why = "; ".join(f"{x.name} ({x.type}): {x.reason}" for x in left_out[:5]) or "it has no weights"
         raise ValueError(f"no layer to profile in {type(task.net).__name__} ({why})")

@@ -5,7 +5,7 @@ from mindspore import Tensor, nn
 
 from tests.support import reference
 from thor.factors import formulas
-from thor.runtime.convolution import geometry_of
+from thor.runtime.geometry import geometry_of
 
 RNG = np.random.default_rng(3)
 # float32 products of about a hundred unit-sized terms

@@ -8,6 +8,7 @@ from mindspore import Tensor, nn
 import thor
 from tests.support import networks, reference
 from thor.runtime import convolution
+from thor.runtime.geometry import geometry_of
 
 KERNELS = [1, (3, 2)]
 PADDINGS = [("same", 0), ("valid", 0), ("pad", 1), ("pad", (2, 0, 1, 3))]
@@ -43,7 +44,7 @@ def test_a_forward_pass_as_patches_equals_the_native_convolution(case):
 @pytest.mark.parametrize("case", PRODUCT[::5], ids=str)
 def test_the_patches_and_their_order_equal_the_reference(case):
     conv, x = make(*case), image()
-    geometry = convolution.geometry_of(conv)
+    geometry = geometry_of(conv)
     seen = reference.patches(
         x.asnumpy(), geometry.kernel, geometry.stride, geometry.dilation, geometry.padding(*x.shape[2:])
     )

@@ -1,0 +1,144 @@
+"""Geometry of convolutions, and the patches that their kernels see.
+
+Shapes: B examples, C channels, D x H x W pixels, k kernel positions, P output positions. The coordinates of a patch
+are ordered (channel, kernel position), as in the weight [O, C / groups, kh, kw].
+"""
+
+from __future__ import annotations
+
+import math
+
+from mindspore import mint, nn, ops
+
+from thor.runtime.graph_ops import shared
+
+#: Classes of convolutions over one and over three axes; all others are over two.
+_OVER_ONE = (nn.Conv1d, nn.Conv1dTranspose)
+_OVER_THREE = (nn.Conv3d, nn.Conv3dTranspose, mint.nn.Conv3d)
+
+
+class Geometry(nn.Cell):
+    """Geometry of a convolution: kernel, stride, dilation, groups and padding (top, bottom, left, right).
+
+    It is a Cell only so that its numbers are constants of a compiled graph.
+    """
+
+    def __init__(
+        self, kernel: tuple[int, int], stride: tuple[int, int], dilation: tuple[int, int], groups: int, pad_mode: str,
+        pads: tuple[int, int, int, int],
+    ):  # fmt: skip
+        super().__init__(auto_prefix=False)
+        self.kernel, self.stride, self.dilation, self.groups = kernel, stride, dilation, groups
+        self.area = math.prod(kernel)
+        self.pad_mode, self.pads = pad_mode, pads
+
+    def padding(self, height: int, width: int) -> tuple[int, int, int, int]:
+        """Padding (top, bottom, left, right) of an input of ``height`` x ``width``, in MindSpore's three pad modes."""
+        if self.pad_mode == "valid":
+            return (0, 0, 0, 0)
+        if self.pad_mode == "pad":
+            return self.pads
+        rows = same_padding(height, self.kernel[0], self.stride[0], self.dilation[0])
+        columns = same_padding(width, self.kernel[1], self.stride[1], self.dilation[1])
+        return rows + columns
+
+    def output_size(self, height: int, width: int) -> tuple[int, int]:
+        """Height and width of the output."""
+        top, bottom, left, right = self.padding(height, width)
+        rows = output_length(height + top + bottom, self.kernel[0], self.stride[0], self.dilation[0])
+        columns = output_length(width + left + right, self.kernel[1], self.stride[1], self.dilation[1])
+        return rows, columns
+
+    def construct(self, x):
+        """Patches [B, C k, P] of x [B, C, H, W]."""
+        batch, channels, height, width = x.shape
+        if self.kernel == (1, 1) and self.stride == (1, 1) and self.padding(height, width) == (0, 0, 0, 0):
+            return x.reshape(batch, channels, height * width)
+        top, bottom, left, right = self.padding(height, width)
+        if top == bottom and left == right:
+            return ops.unfold(x, self.kernel, self.dilation, (top, left), self.stride)
+        x = ops.pad(x, (left, right, top, bottom))
+        return ops.unfold(x, self.kernel, self.dilation, (0, 0), self.stride)
+
+
+class VolumeGeometry(nn.Cell):
+    """Geometry of a convolution over three axes: that of its planes, and kernel, stride, dilation, padding in depth."""
+
+    def __init__(
+        self, plane: Geometry, kernel: int, stride: int, dilation: int, pads: tuple[int, int]
+    ):  # fmt: skip
+        super().__init__(auto_prefix=False)
+        self.plane, self.groups, self.area = plane, plane.groups, kernel * plane.area
+        self.kernel, self.stride, self.dilation, self.pads = kernel, stride, dilation, pads
+
+    def padding(self, depth: int) -> tuple[int, int]:
+        """Padding (front, back) of an input of so many planes."""
+        if self.plane.pad_mode == "valid":
+            return (0, 0)
+        if self.plane.pad_mode == "pad":
+            return self.pads
+        return same_padding(depth, self.kernel, self.stride, self.dilation)
+
+    def construct(self, x):
+        """Patches [B, C k, P] of x [B, C, D, H, W]: planes at one place of the kernel's depth are unfolded together."""
+        batch, channels, depth, height, width = x.shape
+        front, back = self.padding(depth)
+        if front + back > 0:
+            x = ops.pad(x, (0, 0, 0, 0, front, back))
+        planes = output_length(depth + front + back, self.kernel, self.stride, self.dilation)
+        unfolded = []
+        for place in range(self.kernel):
+            first = place * self.dilation
+            chosen = x[:, :, first : first + self.stride * (planes - 1) + 1 : self.stride]
+            images = chosen.transpose(0, 2, 1, 3, 4).reshape(batch * planes, channels, height, width)
+            unfolded.append(self.plane(images))
+        patches = ops.stack(unfolded, 0).reshape(self.kernel, batch, planes, channels, self.plane.area, -1)
+        return patches.transpose(1, 3, 0, 4, 2, 5).reshape(batch, channels * self.area, -1)
+
+
+def groups_of(conv: nn.Cell) -> int:
+    """The number of groups of a convolution of ``nn`` or of ``mint.nn``."""
+    return int(conv.groups if hasattr(conv, "groups") else conv.group)
+
+
+def geometry_of(conv: nn.Cell) -> Geometry | VolumeGeometry:
+    """The geometry of a convolution. Layers of equal geometry share one object.
+
+    A transposed convolution has the geometry of the convolution whose input its output is.
+    """
+    axes = 3 if isinstance(conv, _OVER_THREE) else 2
+    sizes = [_last(each, axes) for each in (conv.kernel_size, conv.stride, conv.dilation)]
+    if isinstance(conv, _OVER_ONE):
+        sizes = [(1, each[-1]) for each in sizes]
+    pad_mode, pads = _pads_of(conv, axes)
+    plane = shared(Geometry, *(each[-2:] for each in sizes), groups_of(conv), pad_mode, pads[-4:])
+    return plane if axes == 2 else shared(VolumeGeometry, plane, *(each[0] for each in sizes), pads[:2])
+
+
+def _pads_of(conv: nn.Cell, axes: int) -> tuple[str, tuple[int, ...]]:
+    """Pad mode, and the padding before and after along each axis."""
+    if hasattr(conv, "pad_mode"):
+        pads = (conv.padding,) * (2 * axes) if isinstance(conv.padding, int) else tuple(conv.padding)
+        if isinstance(conv, _OVER_ONE) and conv.pad_mode == "pad":
+            pads = (0, 0, *pads[-2:])
+        return conv.pad_mode, pads
+    if isinstance(conv.padding, str):  # of mint.nn
+        return conv.padding, (0,) * (2 * axes)
+    return "pad", tuple(pad for pad in _last(conv.padding, axes) for _ in range(2))
+
+
+def _last(value, count: int) -> tuple[int, ...]:
+    return (value,) * count if isinstance(value, int) else tuple(value)[-count:]
+
+
+def same_padding(length: int, kernel: int, stride: int, dilation: int) -> tuple[int, int]:
+    """Padding (before, after) of pad_mode "same": ceil(length / stride) outputs; an odd padding has more after."""
+    outputs = (length + stride - 1) // stride
+    total = (outputs - 1) * stride + dilation * (kernel - 1) + 1 - length
+    total = total if total > 0 else 0
+    return total // 2, total - total // 2
+
+
+def output_length(padded: int, kernel: int, stride: int, dilation: int) -> int:
+    """Number of outputs along an axis of ``padded`` pixels, padding included."""
+    return (padded - dilation * (kernel - 1) - 1) // stride + 1
