@@ -14,10 +14,12 @@ if TYPE_CHECKING:
     from first_order.momentum import Momentum, momentum_update
     from first_order.muon.newton_schulz import newton_schulz
     from first_order.muon.optimizer import Muon, muon_update
+    from first_order.soap.optimizer import SOAP
+    from first_order.soap.update import soap_init, soap_update
 
 __all__ = [
-    "Adafactor", "Adam", "Momentum", "Muon", "adafactor_init", "adafactor_update", "adam_update", "momentum_update",
-    "muon_update", "newton_schulz", "sparse_adam_update",
+    "Adafactor", "Adam", "Momentum", "Muon", "SOAP", "adafactor_init", "adafactor_update", "adam_update",
+    "momentum_update", "muon_update", "newton_schulz", "soap_init", "soap_update", "sparse_adam_update",
 ]  # fmt: skip
 
 _MODULE_OF = {
@@ -25,12 +27,15 @@ _MODULE_OF = {
     "Adam": "first_order.adam",
     "Momentum": "first_order.momentum",
     "Muon": "first_order.muon.optimizer",
+    "SOAP": "first_order.soap.optimizer",
     "adafactor_init": "first_order.adafactor.optimizer",
     "adafactor_update": "first_order.adafactor.optimizer",
     "adam_update": "first_order.adam",
     "momentum_update": "first_order.momentum",
     "muon_update": "first_order.muon.optimizer",
     "newton_schulz": "first_order.muon.newton_schulz",
+    "soap_init": "first_order.soap.update",
+    "soap_update": "first_order.soap.update",
     "sparse_adam_update": "first_order.adam",
 }
 

@@ -106,6 +106,10 @@ class FirstOrder(nn.Optimizer):
             return self.map_(_decayed, decay, self.decay_flags, self._parameters, wide)
         return self.map_(F.partial(_decayed, decay), self.decay_flags, self._parameters, wide)
 
+    def are_dense(self, gradients):
+        """True; raise, while a graph is compiled, if a gradient is sparse."""
+        return _all_dense(self.map_(_has_rows, gradients))
+
     def unscaled(self, gradients):
         """The gradients, centralized and divided by the loss scale; float16 becomes float32, to avoid underflow."""
         return self.scale_grad(self.gradients_centralization(self.map_(_widened, gradients)))
@@ -182,10 +186,25 @@ def _widened(gradient):
     return gradient
 
 
+def _has_rows(gradient):
+    return hasattr(gradient, "indices")
+
+
 @ops.constexpr
-def _dense(has_rows: bool) -> bool:
+def _dense(has_rows: bool | None) -> bool:
     """True; raise, while a graph is compiled, if a gradient is a RowTensor. A ``raise`` in the graph comes too late."""
-    if has_rows:
+    return _refuse_rows(bool(has_rows))
+
+
+@ops.constexpr
+def _all_dense(have_rows: tuple[bool | None, ...]) -> bool:
+    """As :func:`_dense`, for all gradients; None is the answer about a RowTensor whose type is not known yet."""
+    return _refuse_rows(any(has_rows is not False for has_rows in have_rows))
+
+
+def _refuse_rows(sparse: bool) -> bool:
+    """True; raise if ``sparse``."""
+    if sparse:
         raise TypeError(
             "a gradient must be a Tensor, but got sparse rows: use nn.Embedding in place of nn.EmbeddingLookup, or Adam"
         )

@@ -15,7 +15,8 @@ from thor.plain_optimizer import PlainOptimizer
 _OF_OPTIONS = ("kind", "adam", "refresh", "factor_decay", "factor_share", "clip", "clip_each", "weight_decay",
                "weight_decay_mode", "max_bad_steps")  # fmt: skip
 _OF_INNER = ("momentum", "alpha", "beta", "beta1", "beta2", "eps", "epsilon", "weight_decay", "use_nesterov",
-             "nesterov", "norm_coefficient", "iteration", "adjust_lr_fn", "by_muon")  # fmt: skip
+             "nesterov", "norm_coefficient", "iteration", "adjust_lr_fn", "by_muon", "shampoo_beta", "shapes",
+             "precondition_frequency", "normalize_grads", "correct_bias")  # fmt: skip
 
 
 def shared_settings(optimizer: THOR | PlainOptimizer, accumulate: int) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from scripts.settings.schedule_settings import NamedSchedule, Schedule
-from scripts.settings.types import NonNegative, Positive, Settings, Share
+from scripts.settings.types import Count, NonNegative, Positive, Settings, Share
 
 
 class MomentumSettings(Settings):
@@ -95,4 +95,33 @@ class MuonSettings(Settings):
     adamw_beta1: Share = 0.9
     adamw_beta2: Share = 0.95
     adamw_epsilon: Positive = 1e-10
+    weight_decay: NonNegative = 0.0
+
+
+class SoapSettings(Settings):
+    """Hyper-parameters of first_order.SOAP.
+
+    Attributes:
+        beta1: Decay of the running average of the gradients.
+        beta2: Decay of the running average of the squared gradients.
+        shampoo_beta: Decay of Shampoo's matrices; None for beta2.
+        epsilon: Added to the root of the average of squares.
+        precondition_frequency: Updates between two renewals of the eigenbases.
+        max_precond_dim: Longest axis of a weight that has an eigenbasis.
+        merge_dims: Merge neighbouring axes of a weight while their product is at most max_precond_dim.
+        precondition_1d: Rotate weights of one axis too.
+        normalize_grads: Divide the step of each weight by its root mean square.
+    """
+
+    learning_rate: Positive = 0.003
+    schedule: NamedSchedule = Schedule()
+    beta1: Share = 0.95
+    beta2: Share = 0.95
+    shampoo_beta: Share | None = None
+    epsilon: Positive = 1e-8
+    precondition_frequency: Count = 10
+    max_precond_dim: Count = 2048
+    merge_dims: bool = False
+    precondition_1d: bool = False
+    normalize_grads: bool = False
     weight_decay: NonNegative = 0.0

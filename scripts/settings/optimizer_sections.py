@@ -8,7 +8,7 @@ from pathlib import Path
 from scripts.settings.train_settings import THOR_KEYS_FOR_ADAM, TrainSettings
 from thor.runtime.errors import UserError
 
-OPTIMIZER_SECTIONS = ("thor", "momentum", "adam", "adafactor", "muon")
+OPTIMIZER_SECTIONS = ("thor", "momentum", "adam", "adafactor", "muon", "soap")
 
 _MOST_NAMES = 4  # in a warning
 

@@ -7,7 +7,13 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, Field, PlainValidator, model_validator
 
 from scripts.settings.data_settings import IN_MEMORY, DataSettings
-from scripts.settings.first_order_settings import AdafactorSettings, AdamSettings, MomentumSettings, MuonSettings
+from scripts.settings.first_order_settings import (  # fmt: skip
+    AdafactorSettings,
+    AdamSettings,
+    MomentumSettings,
+    MuonSettings,
+    SoapSettings,
+)
 from scripts.settings.schedule_settings import NamedSchedule, Schedule, from_name
 from scripts.settings.types import Count, NonNegative, Positive, Settings, Share
 
@@ -250,12 +256,13 @@ class TrainSettings(Settings):
     batch_size: Count = 128
     accumulation: Count = 1
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
-    optimizer: Literal["thor", "momentum", "adam", "adafactor", "muon"] = "thor"
+    optimizer: Literal["thor", "momentum", "adam", "adafactor", "muon", "soap"] = "thor"
     thor: ThorSettings = ThorSettings()
     momentum: MomentumSettings = MomentumSettings()
     adam: AdamSettings = AdamSettings()
     adafactor: AdafactorSettings = AdafactorSettings()
     muon: MuonSettings = MuonSettings()
+    soap: SoapSettings = SoapSettings()
     amp: Literal["O0", "O2", "O3"] = "O0"
     loss_scale: Annotated[float | str, PlainValidator(_loss_scale)] = 1.0
     decay_all: bool = True

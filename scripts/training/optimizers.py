@@ -260,7 +260,22 @@ def _optimizer(
             adamw_beta2=own.adamw_beta2,
             adamw_epsilon=own.adamw_epsilon,
         )
-    raise ValueError(f"optimizer = {name!r}: must be 'thor', 'adafactor', 'adam', 'momentum' or 'muon'")
+    if name == "soap":
+        return first_order.SOAP(
+            weights,
+            rates,
+            own.beta1,
+            own.beta2,
+            own.shampoo_beta,
+            own.epsilon,
+            own.weight_decay,
+            precondition_frequency=own.precondition_frequency,
+            max_precond_dim=own.max_precond_dim,
+            merge_dims=own.merge_dims,
+            precondition_1d=own.precondition_1d,
+            normalize_grads=own.normalize_grads,
+        )
+    raise ValueError(f"optimizer = {name!r}: must be 'thor', 'adafactor', 'adam', 'momentum', 'muon' or 'soap'")
 
 
 def _rates(highest: float, schedule: Schedule, settings: TrainSettings, updates_per_epoch: float) -> list[float]:

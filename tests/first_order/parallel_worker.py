@@ -7,13 +7,14 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn
 
-from first_order import Adafactor, Adam, Momentum, Muon
+from first_order import SOAP, Adafactor, Adam, Momentum, Muon
 
 OPTIMIZERS = {
     "adam": lambda weights: Adam(weights, 0.01),
     "momentum": lambda weights: Momentum(weights, 0.01),
     "adafactor": lambda weights: Adafactor(weights, 0.01),
     "muon": lambda weights: Muon(weights, 0.01),
+    "soap": lambda weights: SOAP(weights, 0.01, max_precond_dim=4),  # the longer sides have arbitrary eigenvectors
 }
 STEPS, BATCH = 5, 8
 

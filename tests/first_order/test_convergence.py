@@ -9,7 +9,7 @@ from mindspore import Tensor, nn, ops
 from sklearn.datasets import load_digits
 
 import thor
-from first_order import Adafactor, Adam, Momentum, Muon
+from first_order import SOAP, Adafactor, Adam, Momentum, Muon
 from tests.first_order.arrays import make_parameters
 
 pytestmark = pytest.mark.slow
@@ -21,6 +21,7 @@ FIRST_ORDER = {
     "Momentum nesterov": partial(Momentum, learning_rate=0.05, mode="nesterov"),
     "Adafactor": partial(Adafactor, lr=0.05),
     "Muon": partial(Muon, learning_rate=0.02, weight_decay=0.0),
+    "SOAP": partial(SOAP, learning_rate=0.02, weight_decay=0.0),
 }
 
 

@@ -8,7 +8,15 @@ import pytest
 
 @pytest.mark.parametrize(
     ("module", "least"),
-    [("adam", 15), ("momentum", 10), ("adafactor.optimizer", 14), ("muon.optimizer", 17), ("muon.newton_schulz", 4)],
+    [
+        ("adam", 15),
+        ("momentum", 10),
+        ("adafactor.optimizer", 14),
+        ("muon.optimizer", 17),
+        ("muon.newton_schulz", 4),
+        ("soap.update", 9),
+        ("soap.optimizer", 7),
+    ],
 )
 def test_examples_print_what_they_say(module, least):
     result = doctest.testmod(importlib.import_module(f"first_order.{module}"))

@@ -4,7 +4,7 @@ import mindspore as ms
 import pytest
 from mindspore import Tensor, nn
 
-from first_order import Adafactor, Momentum, Muon
+from first_order import SOAP, Adafactor, Momentum, Muon
 
 
 class Lookup(nn.Cell):
@@ -18,7 +18,7 @@ class Lookup(nn.Cell):
         return self.embedding(rows).sum()
 
 
-@pytest.mark.parametrize("kind", [Momentum, Adafactor, Muon])
+@pytest.mark.parametrize("kind", [Momentum, Adafactor, Muon, SOAP])
 def test_rows_are_refused(kind):
     ms.set_context(mode=ms.GRAPH_MODE)
     net = Lookup()

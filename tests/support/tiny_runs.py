@@ -48,6 +48,7 @@ def tiny_settings(tmp_path: Path, optimizer: str, out: str = "run", **values: ob
         "adam": {"learning_rate": 0.01},
         "adafactor": {"learning_rate": 0.1},
         "muon": {"learning_rate": 0.02},
+        "soap": {"learning_rate": 0.05, "precondition_frequency": 4},
         "device": "CPU",
         "log_every": 1,
         "out": str(tmp_path / out),

@@ -14,6 +14,7 @@ OPTIMIZERS = {
     "Momentum": lambda net: nn.Momentum(net.trainable_params(), 0.05, 0.9),
     "Adam": lambda net: first_order.Adam(net.trainable_params(), 0.01),
     "Muon": lambda net: first_order.Muon(net.trainable_params(), 0.01),
+    "SOAP": lambda net: first_order.SOAP(net.trainable_params(), 0.01, max_precond_dim=3, precondition_frequency=2),
     "AdamWeightDecay": lambda net: nn.AdamWeightDecay(net.trainable_params(), 0.01),
 }
 OPTIMIZER = pytest.mark.parametrize("make", [OPTIMIZERS["THOR"], OPTIMIZERS["Momentum"]], ids=["THOR", "Momentum"])

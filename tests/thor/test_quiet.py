@@ -50,6 +50,7 @@ for _ in range(3):
         ("Momentum", "GRAPH_MODE"),
         ("Adafactor", "PYNATIVE_MODE"),
         ("Muon", "GRAPH_MODE"),
+        ("SOAP", "GRAPH_MODE"),
     ],
 )
 def test_a_training_warns_of_nothing(optimizer, mode, tmp_path):

@@ -56,6 +56,11 @@ def check_inner(inner: Any, momentum: Any, options: Options, params: Any) -> Non
     if not isinstance(inner, nn.Optimizer):
         raise TypeError(f"inner must be an nn.Optimizer over the network's weights, but got {type(inner).__name__}")
     name = type(inner).__name__
+    if isinstance(inner, first_order.SOAP):
+        raise ValueError(
+            "inner must not be a SOAP, which estimates curvature of what it is given: of THOR's directions it would "
+            "estimate nothing of use. Train by SOAP alone, TrainStep(net, loss_fn, SOAP(...)), or take first_order.Adam"
+        )
     if momentum != DEFAULT_MOMENTUM:  # the default cannot be told from an omitted argument
         raise ValueError(
             f"momentum is the default Momentum's and means nothing beside inner, but got {momentum!r}: set it on {name}"

@@ -46,7 +46,7 @@ def test_optimizers_of_a_task_differ_in_nothing_but_the_optimizer():
     """Network, data, batch and seed are the task's; a variant of THOR differs from the tuned one in its trace rule."""
     for task in TASKS.values():
         runs = {c.name: search.settings(task, c, dict(c.start), 1, 8) for c in task.contenders}
-        own = {"optimizer", "epochs", "thor", "momentum", "adam", "adafactor", "muon"}
+        own = {"optimizer", "epochs", "thor", "momentum", "adam", "adafactor", "muon", "soap"}
         assert len({json.dumps({k: v for k, v in run.items() if k not in own}) for run in runs.values()}) == 1
         tuned = runs["thor_nt"]["thor"]
         assert tuned["refresh"] == "thor_nt"

@@ -89,7 +89,10 @@ def test_the_trace_rule_is_what_the_settings_say(value, rule):
             ["--thor.interval", "{start: 2, end: 9}"],
             "an interval from 2 to 9 needs a factor > 1, such as 1.2: with 1 it stays at start",
         ),
-        (["--optimizer", "sgd"], "optimizer = 'sgd': must be 'thor', 'momentum', 'adam', 'adafactor' or 'muon'"),
+        (
+            ["--optimizer", "sgd"],
+            "optimizer = 'sgd': must be 'thor', 'momentum', 'adam', 'adafactor', 'muon' or 'soap'",
+        ),
         (["--thor.block_size", "1.5"], "thor.block_size = 1.5: must be a whole number >= 1, 'auto', or the path"),
         (["--thor.interval", "0"], "thor.interval = 0: must be a whole number of steps >= 1"),
         (["--thor.refresh", "{preset: thor, start: -1}"], "thor.refresh.start = -1: must be greater than or equal"),

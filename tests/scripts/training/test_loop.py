@@ -52,7 +52,7 @@ def interrupt_at(step: int, monkeypatch) -> None:
     monkeypatch.setattr(ProgressDisplay, "step", press)
 
 
-@pytest.mark.parametrize("optimizer", ["momentum", "adam", "adafactor", "muon"])
+@pytest.mark.parametrize("optimizer", ["momentum", "adam", "adafactor", "muon", "soap"])
 def test_training_learns_and_leaves_its_files(tmp_path, optimizer):
     settings = tiny_settings(tmp_path, optimizer)
     run = train(settings, console=quiet())

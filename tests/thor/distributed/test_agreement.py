@@ -9,7 +9,7 @@ from mindspore import nn
 
 import first_order
 import thor
-from tests.support.networks import Mlp, batch, make
+from tests.support.networks import Mlp, batch, make, squared_error
 from thor.curvature.trace_rule import Decision
 from thor.distributed.agreement import same_everywhere, same_values
 from thor.distributed.ranks import Ranks
@@ -139,6 +139,23 @@ def test_what_the_inner_optimizer_is_made_with_is_compared(inner, changed, name)
     def shared(**options):
         net = Mlp()
         return settings_of(lr=None, net=net, inner=inner(net.trainable_params(), 0.1, **options))
+
+    mine, theirs, again = shared(), shared(**changed), shared()
+    assert repr(mine) == repr(again)
+    assert different(mine, theirs) == {f"{name} of inner"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "name"),
+    [({"shampoo_beta": 0.8}, "shampoo_beta"), ({"precondition_frequency": 5}, "precondition_frequency"),
+     ({"merge_dims": True}, "shapes"), ({"normalize_grads": True}, "normalize_grads"),
+     ({"correct_bias": False}, "correct_bias"), ({"epsilon": 1e-3}, "epsilon")],
+)  # fmt: skip
+def test_what_an_optimizer_without_thor_is_made_with_is_compared(changed, name):
+    def shared(**options):
+        net = Mlp()
+        step = thor.TrainStep(net, squared_error, first_order.SOAP(net.trainable_params(), 0.1, **options))
+        return shared_settings(step.control, 1)
 
     mine, theirs, again = shared(), shared(**changed), shared()
     assert repr(mine) == repr(again)

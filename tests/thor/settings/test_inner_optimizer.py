@@ -52,6 +52,12 @@ def test_parameters_that_inner_is_given_later_are_refused():
         step(*batch())
 
 
+def test_soap_is_refused():
+    net = Mlp()
+    with pytest.raises(ValueError, match="inner must not be a SOAP, .* Train by SOAP alone"):
+        thor.THOR(net, None, 0.1, inner=first_order.SOAP(net.trainable_params(), 0.01))
+
+
 def test_nor_before_the_step_is_made():
     net, more = Mlp(), nn.Dense(2, 2)
     inner = first_order.Adafactor(net.trainable_params(), 0.01)

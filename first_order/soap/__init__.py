@@ -1,0 +1,1 @@
+"""SOAP: Adam in the eigenbases of Shampoo's preconditioners."""
