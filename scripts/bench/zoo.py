@@ -23,7 +23,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -193,7 +192,7 @@ def main() -> int:
         write_page(arguments.table, read_results(arguments.out))
         return 0
     if importlib.util.find_spec("mindcv") is None:
-        raise UserError("the package mindcv is not installed: it is one of requirements-dev.lock, which make lint installs")
+        raise UserError("the package mindcv is not installed: `make lint` brings it, with requirements-dev.lock")
     thor.device.select("CPU")
     ms.set_context(mode=ms.GRAPH_MODE)
     if arguments.one is not None:

@@ -111,7 +111,7 @@ def steps(family: str, rounds: int, count: int) -> dict[str, Any]:
     step, losses = train(make(family), batch, count)
     other = make(family)
     thor.device.fast_convolutions(other)
-    phases = {
+    phases: dict[str, Callable[..., Tensor]] = {
         "plain": Forced(step, NEVER, NEVER),
         "curvature": Forced(step, 0, NEVER),
         "refresh": Forced(step, 0, 0),

@@ -1,4 +1,4 @@
-"""Inverses of damped, symmetric positive definite blocks by LAPACK or sweeps on the host, by Cholesky or by Newton-Schulz.
+"""Inverses of damped, symmetric positive definite blocks: LAPACK or sweeps on the host, Cholesky, Newton-Schulz.
 
 Pure functions from blocks [m, b, b] and ``damping`` [m], which is added to the diagonal of each block, to
 (inverses [m, b, b], trusted [m]). An entry of ``trusted`` is false if the inverse of its block cannot be trusted, for

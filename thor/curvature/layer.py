@@ -117,13 +117,13 @@ class Layer:
         """
         if self.single:
             return float(traces[1].sum()) + damping * self.g.cut.dim
-        return sum(damped_trace(damping, *traces, self.a.cut.dim, self.g.cut.dim).tolist())
+        return sum(damped_trace(damping, traces[0], traces[1], self.a.cut.dim, self.g.cut.dim).tolist())
 
     def dampings(self, damping: float, traces: np.ndarray) -> dict[Factor, np.ndarray]:
         """The damping [c] of each factor that is inverted: ``damping`` split by pi, from the factors' traces [2, c]."""
         if self.single:
             return {self.g: np.full(self.copies, damping, np.float32)}
-        of_a, of_g = pi_split(damping, *traces, self.a.cut.dim, self.g.cut.dim)
+        of_a, of_g = pi_split(damping, traces[0], traces[1], self.a.cut.dim, self.g.cut.dim)
         return {self.a: of_a.astype(np.float32), self.g: of_g.astype(np.float32)}
 
     def fingerprint(self) -> str:

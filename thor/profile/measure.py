@@ -271,7 +271,7 @@ def _measure_factor(
 def _cosines(layer: gather.LayerStatistics, dims: Sequence[int], task: Task) -> dict[str, list[float]]:
     """cos(G_hat^-1 dW A_hat^-1, G^-1 dW A^-1) per split and candidate, each factor damped by :func:`pi_split`."""
     traces = [np.trace(f, axis1=1, axis2=2) for f in (layer.a, layer.g)]
-    dampings = np.array(pi_split(task.damping, *traces, layer.a.shape[1], layer.g.shape[1]))
+    dampings = np.array(pi_split(task.damping, traces[0], traces[1], layer.a.shape[1], layer.g.shape[1]))
     gradient = layer.gradient.astype(np.float32)
 
     def direction(cut_a: Cut, cut_g: Cut) -> np.ndarray:
