@@ -1,0 +1,129 @@
+"""What scripts/bench/zoo.py measures of one network: what THOR captures of it, and what its steps cost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from mindspore import Parameter, Tensor, nn, ops
+
+import thor
+from first_order.cells import own_parameters
+from scripts.bench.step import NEVER, Forced, first_order_step, interleaved, summary
+from scripts.bench.zoo_families import CLASSES, FAMILIES, make
+from thor.capture.targets import LeftOut, Target, find_targets
+
+#: One setting for all networks. The natural gradient of a batch has a squared length of about 1 in the norm of its own
+#: curvature; the kl clip bounds a step's by CLIP = LEARNING_RATE^2, also where the factors underestimate the curvature.
+#: Without momentum each step keeps the bound, and a loss falls by about 0.1 a step at most.
+LEARNING_RATE, MOMENTUM, DAMPING, CLIP, INTERVAL = 0.1, 0.0, 0.03, 1e-2, 5
+
+
+def structure(family: str) -> dict[str, Any]:
+    """What THOR captures of a family's network, counted in entries of trainable Parameters.
+
+    Returns:
+        ``layers``, captured by default; ``parameters``, all entries; ``captured`` and ``captured_with_norms``, those
+        that are preconditioned with ``norms=False`` and ``True``; ``left_out`` with ``norms=True``: a list of
+        ``{"type", "reason", "layers", "parameters"}``, the most parameters first.
+    """
+    net = make(family)
+    trainable = [parameter for parameter in net.get_parameters() if parameter.requires_grad]
+    targets, _ = find_targets(net)
+    with_norms, left_out = find_targets(net, norms=True)
+    return {
+        "layers": len(targets),
+        "parameters": _entries(trainable),
+        "captured": _entries(preconditioned(targets).values()),
+        "captured_with_norms": _entries(preconditioned(with_norms).values()),
+        "left_out": left_out_by_reason(net, with_norms, left_out),
+    }
+
+
+def preconditioned(targets: list[Target]) -> dict[int, Parameter]:
+    """The Parameters that are preconditioned if these targets are captured, by id."""
+    return {id(p): p for target in targets for p in (target.weight, target.bias) if p is not None}
+
+
+def left_out_by_reason(net: nn.Cell, targets: list[Target], left_out: list[LeftOut]) -> list[dict[str, Any]]:
+    """Layers that are left out, summed up by type and reason; a Parameter counts for the first layer that has it."""
+    counted = set(preconditioned(targets))
+    cells = {name or type(net).__name__: cell for name, cell in net.cells_and_names()}
+    sums: dict[tuple[str, str], dict[str, Any]] = {}
+    for each in left_out:
+        cell = cells.get(each.name) or cells[each.name.removesuffix(".bias")]
+        own = [p for p in own_parameters(cell) if p.requires_grad and id(p) not in counted]
+        counted.update(id(p) for p in own)
+        line = sums.setdefault(
+            (each.type, each.reason), {"type": each.type, "reason": each.reason, "layers": 0, "parameters": 0}
+        )
+        line["layers"] += 1
+        line["parameters"] += _entries(own)
+    return sorted(sums.values(), key=lambda line: -line["parameters"])
+
+
+def _entries(parameters: Any) -> int:
+    return sum(int(parameter.size) for parameter in parameters)
+
+
+def batch_of(image: int, examples: int, classes: int = CLASSES) -> tuple[Tensor, Tensor]:
+    """Images of noise, each tinted by its class, and their labels."""
+    labels = np.arange(examples) * (classes // examples)
+    rng = np.random.default_rng(0)
+    tint = rng.standard_normal((examples, 3, 1, 1))
+    images = 0.5 * rng.standard_normal((examples, 3, image, image)) + tint
+    return Tensor(images.astype(np.float32)), Tensor(labels.astype(np.int32))
+
+
+def cross_entropy() -> Callable[..., Tensor]:
+    """Cross entropy, with 0.4 times that of each further head of a network (Szegedy et al. 2015)."""
+    from mindcv.loss import CrossEntropySmooth
+
+    return CrossEntropySmooth(aux_factor=0.4)
+
+
+def train(net: nn.Cell, batch: tuple[Tensor, Tensor], steps: int) -> tuple[thor.TrainStep, list[float]]:
+    """Train a network on one batch with THOR: the step, and the loss before each of ``steps`` steps and after them.
+
+    The last loss is one forward pass more, as a step that moves nothing.
+    """
+    optimizer = thor.THOR(
+        net, LEARNING_RATE, DAMPING, MOMENTUM, clip=CLIP, interval=INTERVAL, refresh=thor.TraceRule.thor_nt()
+    )
+    step = thor.TrainStep(net, cross_entropy(), optimizer)
+    losses = [float(step(*batch).asnumpy()) for _ in range(steps)]
+    ops.assign(optimizer.inner.learning_rate, Tensor(np.float32(0.0)))
+    return step, [*losses, float(step(*batch).asnumpy())]
+
+
+def steps(family: str, rounds: int, count: int) -> dict[str, Any]:
+    """Train a family's network for ``count`` steps on one batch, then time steps that move nothing.
+
+    Returns:
+        ``ms``, ``quartiles`` and ``ratio`` as scripts/bench/step.py; ``loss``, the first and the last; ``seconds`` of
+        everything; ``not_called``, the number of captured layers that a forward pass does not call; ``state_bytes``.
+    """
+    begin = time.perf_counter()
+    chosen = FAMILIES[family]
+    batch = batch_of(chosen.image, chosen.batch)
+    step, losses = train(make(family), batch, count)
+    other = make(family)
+    thor.device.fast_convolutions(other)
+    phases: dict[str, Callable[..., Tensor]] = {
+        "plain": Forced(step, NEVER, NEVER),
+        "curvature": Forced(step, 0, NEVER),
+        "refresh": Forced(step, 0, 0),
+        "Momentum": first_order_step(other, cross_entropy()),
+    }
+    found = summary(interleaved(phases, batch, rounds))
+    optimizer = step.optimizer
+    return found | {
+        "image": chosen.image,
+        "batch": chosen.batch,
+        "loss": [losses[0], losses[-1]],
+        "not_called": sum(not layer.used for layer in optimizer.captured),
+        "state_bytes": optimizer.memory()["total"],
+        "seconds": time.perf_counter() - begin,
+    }

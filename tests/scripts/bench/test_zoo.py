@@ -1,0 +1,309 @@
+"""THOR on networks of every family of mindcv: what is captured, what is left, and that it trains them."""
+
+import argparse
+import functools
+import json
+import subprocess
+import sys
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindcv.models import registry
+from mindcv.models.bit import BiT_ResNet, Bottleneck
+from mindcv.models.convnext import ConvNeXt
+from mindcv.models.densenet import DenseNet
+from mindcv.models.efficientnet import EfficientNet, MBConvConfig
+from mindcv.models.googlenet import Inception
+from mindcv.models.layers.pooling import GlobalAvgPooling
+from mindcv.models.mlpmixer import MLPMixer
+from mindcv.models.mobilenetv1 import MobileNetV1
+from mindcv.models.pvt import PyramidVisionTransformer
+from mindcv.models.repvgg import RepVGG
+from mindcv.models.shufflenetv2 import ShuffleV2Block
+from mindcv.models.swintransformer import SwinTransformer
+from mindcv.models.vit import VisionTransformer
+from mindspore import nn
+
+import thor
+from scripts.bench import zoo, zoo_measure, zoo_table
+from scripts.bench.zoo_families import FAMILIES, declare, make
+from tests.support.paths import ROOT
+from thor.runtime.errors import UserError
+
+CLASSES, IMAGE = 4, 32
+#: The least share of a network's trainable entries that is captured with ``norms=True``.
+SHARE = 0.98
+#: Families with a smaller one: that share, and the type that holds most of what is left.
+EXCEPTIONS = {
+    "pvt": (0.97, "PyramidVisionTransformer"),  # a position for each of 4165 patches
+}
+#: A dozen that are built quickly, with each kind of what is left out, and the exception.
+QUICK = ("bit", "convnext", "densenet", "edgenext", "googlenet", "halonet", "mobilenetv1", "pit", "pvt", "repvgg",
+         "resnest", "rexnet")  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _graph_mode():
+    before = ms.get_context("mode")
+    ms.set_context(mode=ms.GRAPH_MODE)
+    yield
+    ms.set_context(mode=before)
+
+
+def check_structure(family):
+    """The share of a family's network; all that is captured or left out adds up to the network."""
+    found = zoo_measure.structure(family)
+    total, left = found["parameters"], found["left_out"]
+    assert found["layers"] > 0
+    assert found["captured"] <= found["captured_with_norms"]
+    assert found["captured_with_norms"] + sum(each["parameters"] for each in left) == total
+    assert all(each["reason"] and each["layers"] > 0 for each in left)
+    share = found["captured_with_norms"] / total
+    if family in EXCEPTIONS:
+        least, kind = EXCEPTIONS[family]
+        assert least <= share < SHARE, f"{family}: {share:.4f}; above {SHARE} it is no exception any more"
+        assert left[0]["type"] == kind
+    else:
+        assert share >= SHARE, f"{family}: {share:.4f} is captured, and {left[:3]} are not"
+
+
+@pytest.mark.parametrize("family", QUICK)
+def test_nearly_all_of_a_network_is_captured(family):
+    check_structure(family)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name not in QUICK])
+def test_nearly_all_of_every_other_network_is_captured(family):
+    check_structure(family)
+
+
+def test_there_is_one_network_of_each_family():
+    assert list(FAMILIES) == sorted(registry.list_modules())
+    for family, chosen in FAMILIES.items():
+        assert chosen.model in registry.list_models(module=family)
+        assert 2 <= chosen.batch <= 4
+
+
+def test_a_network_is_made_without_dropout_and_always_the_same():
+    one, other = make("squeezenet"), make("squeezenet")
+    dropouts = [cell for _, cell in one.cells_and_names() if isinstance(cell, nn.Dropout)]
+    assert dropouts and all(cell.p == 0.0 for cell in dropouts)
+    assert one.training
+    for mine, theirs in zip(one.get_parameters(), other.get_parameters(), strict=True):
+        np.testing.assert_array_equal(mine.asnumpy(), theirs.asnumpy())
+
+
+# -- the program ------------------------------------------------------------------------------------------------------
+
+
+def run(*arguments):
+    """The program in a process of its own: (status, stdout, stderr)."""
+    command = [sys.executable, "scripts/bench/zoo.py", *map(str, arguments)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    return done.returncode, done.stdout, done.stderr
+
+
+def arguments_of(out, **changes):
+    given = {"out": out, "families": ["mobilenetv1", "squeezenet"], "structure_only": True, "rounds": 1, "steps": 1,
+             "limit": 60}  # fmt: skip
+    return argparse.Namespace(**given | changes)
+
+
+def measured(ratio=1.5):
+    """What the steps of a family give."""
+    phases = {"plain": ratio, "curvature": 2.0, "refresh": 3.0, "Momentum": 1.0}
+    return {"ms": {"Momentum": 12.3}, "ratio": phases, "loss": [6.9, 5.4], "image": 64, "batch": 4}
+
+
+def test_unknown_families_are_named_with_what_there_is():
+    assert zoo.families("vit, bit,vit") == ["vit", "bit"]
+    for text, words in (("vit,vitt,x", "unknown: vitt, x; the families are bit, cait"), (",", "no name is given")):
+        with pytest.raises(argparse.ArgumentTypeError, match=words):
+            zoo.families(text)
+    status, _, error = run("--families", "vitt")
+    assert status == 2 and "unknown: vitt" in error
+
+
+def test_structure_goes_into_the_file_and_on_from_it(tmp_path, capsys):
+    out = tmp_path / "zoo.json"
+    assert zoo.measure(arguments_of(out, families=["squeezenet"])) == 0
+    first = json.loads(out.read_text())
+    assert list(first["families"]) == ["squeezenet"]
+    assert zoo.measure(arguments_of(out)) == 0
+    second = json.loads(out.read_text())
+    assert list(second["families"]) == ["mobilenetv1", "squeezenet"]
+    assert second["families"]["squeezenet"] == first["families"]["squeezenet"]
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("[1/1] squeezenet: 1.24 M parameters, 100 %")
+    assert lines[1].startswith("[1/2] mobilenetv1: 0.47 M") and "in" in lines[2] and lines[2].endswith("already")
+
+
+def test_a_run_goes_on_where_it_was_ended(tmp_path, monkeypatch):
+    """What is in the file is kept, an error is tried again, and a run that is killed has lost one family at most."""
+    out, asked = tmp_path / "zoo.json", []
+
+    def steps_of(family, arguments):
+        asked.append(family)
+        if family == "vgg":
+            raise KeyboardInterrupt
+        return {"error": "out of memory"} if asked.count(family) == 1 and family == "vit" else {"steps": measured()}
+
+    monkeypatch.setattr(zoo, "measure_structure", lambda family: {"structure": {"parameters": 9, "captured": 8,
+                        "captured_with_norms": 9, "layers": 1, "left_out": []}})  # fmt: skip
+    monkeypatch.setattr(zoo, "measure_steps", steps_of)
+    options = {"families": ["bit", "vit", "vgg"], "structure_only": False}
+    with pytest.raises(KeyboardInterrupt):
+        zoo.measure(arguments_of(out, **options))
+    assert asked == ["bit", "vit", "vgg"] and set(json.loads(out.read_text())["families"]) == {"bit", "vit"}
+    assert zoo.measure(arguments_of(out, families=["bit", "vit"], structure_only=False)) == 0
+    assert asked == ["bit", "vit", "vgg", "vit"]  # only the one that failed
+    with pytest.raises(UserError, match="measured with settings .*'rounds': 1.* and this run has .*'rounds': 7"):
+        zoo.measure(arguments_of(out, **options, rounds=7))
+
+
+def test_what_fails_is_told_and_the_rest_goes_on(tmp_path, monkeypatch, capsys):
+    def fails(family):
+        if family == "mobilenetv1":
+            raise RuntimeError("no such kernel\nand more")
+        return {"parameters": 9, "captured": 8, "captured_with_norms": 9, "layers": 1, "left_out": []}
+
+    monkeypatch.setattr(zoo, "structure", fails)
+    out = tmp_path / "zoo.json"
+    assert zoo.measure(arguments_of(out)) == 1
+    found = json.loads(out.read_text())["families"]
+    assert found["mobilenetv1"]["error"] == "RuntimeError: no such kernel"
+    assert "structure" in found["squeezenet"]
+    assert "no such kernel" in capsys.readouterr().out
+    command = subprocess.CompletedProcess([], -9, "", "")
+    monkeypatch.setattr(zoo.subprocess, "run", lambda *args, **options: command)
+    assert "status -9" in zoo.measure_steps("vit", arguments_of(out))["error"]
+
+
+def test_a_file_that_is_no_result_is_refused(tmp_path):
+    for text in ("{", "[]", '{"families": 3}'):
+        path = tmp_path / "other.json"
+        path.write_text(text)
+        with pytest.raises(UserError, match="cannot be read as results"):
+            zoo.read_results(path)
+    status, _, error = run("--table", tmp_path / "page.md")
+    assert status == 2 and "--table writes what is in the file --out" in error
+
+
+def test_the_table_has_what_the_file_has_and_keeps_the_text_above(tmp_path):
+    left = [
+        {"type": "GPSA", "reason": "this type has no factors here", "layers": 2, "parameters": 40},
+        {"type": "Tiny", "reason": "frozen", "layers": 1, "parameters": 0},
+    ]
+    structure = {"parameters": 2_000_000, "captured": 1_900_000, "captured_with_norms": 1_999_960, "layers": 3}
+    results = {
+        "families": {
+            "vit": {"model": "vit_b", "structure": structure | {"left_out": []}, "steps": measured()},
+            "bit": {"model": "bit_50", "structure": structure | {"left_out": left}},
+            "vgg": {"model": "vgg11", "error": "no memory"},
+        },
+        "settings": {"rounds": 5}, "machine": {"cores": 2},
+    }  # fmt: skip
+    page = tmp_path / "page.md"
+    page.write_text(f"# Zoo\n\nby hand\n\n{zoo_table.MARK}\n\nold\n")
+    zoo_table.write_page(page, results)
+    text = page.read_text()
+    assert text.startswith("# Zoo\n\nby hand\n") and "old" not in text and text.endswith("rounds 5, cores 2.\n")
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
+    assert all(len(cells) == len(zoo_table.COLUMNS) for cells in rows)
+    assert rows[2] == ["vit", "`vit_b`", "2.00 M", "95.00 %", "99.99 %", "4 x 64²", "12", "1.50 x", "2.00 x", "3.00 x",
+                       "6.90 → 5.40", "nothing"]  # fmt: skip
+    assert rows[3][5:11] == ["-"] * 6 and rows[3][11] == "others, below 0.05 % each"
+    assert "- vgg: no memory" in text
+    first = text
+    zoo_table.write_page(page, results)
+    assert page.read_text() == first
+
+
+def test_a_share_is_never_rounded_up_to_all():
+    assert [zoo_table.percent(share) for share in (1.0, 0.999999, 0.5)] == ["100 %", "99.99 %", "50.00 %"]
+
+
+# -- training ---------------------------------------------------------------------------------------------------------
+
+
+def classifier(channels):
+    """Mean over pixels, and a dense layer."""
+    return [GlobalAvgPooling(), nn.Dense(channels, CLASSES)]
+
+
+def groups_of_eight(_, channels):
+    return nn.GroupNorm(8, channels)
+
+
+def inception():
+    """Two of GoogLeNet's modules, whose network has nine and takes no other number."""
+    stem = nn.Conv2d(3, 16, 3, stride=2)
+    return nn.SequentialCell(
+        stem, nn.ReLU(), Inception(16, 8, 8, 8, 4, 4, 4), Inception(24, 8, 8, 16, 4, 8, 8), *classifier(40)
+    )
+
+
+def shufflenet():
+    """Two of ShuffleNetV2's blocks, whose network has sixteen and takes no other number."""
+    stem = nn.Conv2d(3, 16, 3, stride=2)
+    blocks = ShuffleV2Block(16, 32, 16, 3, 2), ShuffleV2Block(16, 32, 16, 3, 1)
+    return nn.SequentialCell(stem, nn.BatchNorm2d(16), nn.ReLU(), *blocks, *classifier(32))
+
+
+TRAINED = {
+    "vit": functools.partial(VisionTransformer, IMAGE, 8, embed_dim=32, depth=2, num_heads=2, num_classes=CLASSES),
+    "swintransformer": functools.partial(
+        SwinTransformer, IMAGE, 4, 3, CLASSES, embed_dim=16, depths=[2, 1], num_heads=[1, 2], window_size=4
+    ),
+    "convnext": functools.partial(ConvNeXt, 3, CLASSES, depths=[1, 1, 1, 1], dims=[8, 8, 16, 16]),
+    "mobilenetv1": functools.partial(MobileNetV1, 0.125, num_classes=CLASSES),
+    "efficientnet": functools.partial(
+        EfficientNet,
+        "efficientnet_b0",
+        0.0,
+        num_classes=CLASSES,
+        inverted_residual_setting=[MBConvConfig(1, 3, 1, 16, 8, 1), MBConvConfig(4, 5, 2, 8, 16, 1)],
+    ),  # fmt: skip
+    "densenet": functools.partial(DenseNet, 8, (2, 2, 1, 1), 16, num_classes=CLASSES),
+    "googlenet": inception,
+    "shufflenetv2": shufflenet,
+    "mlpmixer": functools.partial(MLPMixer, 2, 8, (IMAGE // 8) ** 2, 32, 16, 64, CLASSES),
+    "pvt": functools.partial(
+        PyramidVisionTransformer,
+        IMAGE,
+        4,
+        3,
+        CLASSES,
+        embed_dims=[16, 32],
+        num_heads=[1, 2],
+        mlp_ratios=[2, 2],
+        depths=[1, 1],
+        sr_ratios=[2, 1],
+        num_stages=2,
+    ),  # fmt: skip
+    "repvgg": functools.partial(
+        RepVGG, [1, 1, 1, 1], num_classes=CLASSES, width_multiplier=[0.125, 0.125, 0.125, 0.03125]
+    ),
+    "bit": functools.partial(
+        BiT_ResNet, Bottleneck, [1, 1, 1, 1], num_classes=CLASSES, base_width=16, norm=groups_of_eight
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", TRAINED)
+def test_a_small_network_of_each_kind_lowers_its_loss(family):
+    """One setting for all: each step is bounded in the norm of the curvature (scripts/bench/zoo_measure.py)."""
+    declare(family)
+    net = make(family, TRAINED[family])
+    batch = zoo_measure.batch_of(IMAGE, 4, CLASSES)
+    step, losses = zoo_measure.train(net, batch, 6)
+    layers = step.optimizer.layers
+    assert layers and all(layer.refreshes == 2 for layer in layers)
+    assert all(layer.used for layer in step.optimizer.captured)
+    assert len(losses) == 7 and losses[-1] < losses[0]
+    repeated = float(step(*batch).asnumpy())
+    assert repeated == pytest.approx(losses[-1], rel=1e-4)  # the step that gave the last loss has moved nothing
+    thor.detach(net)
