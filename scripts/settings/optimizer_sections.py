@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from scripts.settings.train_settings import THOR_KEYS_FOR_ADAM, TrainSettings
+from scripts.settings.train_settings import OF_EIGENBASES, THOR_KEYS_FOR_ADAM, TrainSettings
 from thor.runtime.errors import UserError
 
 OPTIMIZER_SECTIONS = ("thor", "momentum", "adam", "adafactor", "muon", "soap")
@@ -64,7 +64,8 @@ def unused_in(settings: TrainSettings, path: Path | None) -> str | None:
 
 def _cure(settings: TrainSettings, section: str, name: str) -> str:
     """Advice for a setting that the run would ignore."""
-    if name in _names(settings.optimizer):
+    of_other_kind = settings.optimizer == "thor" and settings.thor.precondition == "inverse" and name in OF_EIGENBASES
+    if name in _names(settings.optimizer) and not of_other_kind:
         instead = f"set --{settings.optimizer}.{name}"
     elif section == "adam" and settings.optimizer == "thor":
         instead = "set --thor.inner adam"
