@@ -37,8 +37,9 @@ SHARE = 0.98
 #: Families with a smaller one: that share, and the type that holds most of what is left.
 EXCEPTIONS = {
     "pvt": (0.97, "PyramidVisionTransformer"),  # a position for each of 4165 patches
+    "visformer": (0.96, "Visformer"),  # positions, in a network that has few other weights
 }
-#: A dozen that are built quickly, with each kind of what is left out, and the exception.
+#: A dozen that are built quickly, with each kind of what is left out, and an exception.
 QUICK = ("bit", "convnext", "densenet", "edgenext", "googlenet", "halonet", "mobilenetv1", "pit", "pvt", "repvgg",
          "resnest", "rexnet")  # fmt: skip
 
