@@ -25,12 +25,38 @@ _product = ops.BatchMatMul()
 _cast, _slice, _behind, _below = ops.Cast(), ops.Slice(), ops.Concat(2), ops.Concat(1)
 
 
-def multiply_left(x, inverse):
-    """P X for block-diagonal P [c, n, b, b] and X [c, n b, m]. Row blocks are contiguous, so that reshapes suffice."""
-    copies, count, size, _ = inverse.shape
+def left_by_blocks(product, x, blocks):
+    """``product`` of each block of ``blocks`` [c, n, b, b] and its rows of X [c, n b, m].
+
+    Row blocks are contiguous, so that reshapes suffice.
+    """
+    copies, count, size, _ = blocks.shape
     columns = x.shape[2]
-    y = _product(inverse, reshaped(x, (copies, count, size, columns)))
+    y = product(blocks, reshaped(x, (copies, count, size, columns)))
     return reshaped(y, (copies, count * size, columns))
+
+
+def right_by_blocks(product, x, blocks):
+    """``product`` of the columns of X [c, m, n b] and each block of ``blocks`` [c, n, b, b].
+
+    Column blocks are made contiguous and moved back.
+    """
+    copies, count, size, _ = blocks.shape
+    rows = x.shape[1]
+    y = product(swapped(x, copies, rows, count, size), blocks)
+    return reshaped(swapped(y, copies, count, rows, size), (copies, rows, count * size))
+
+
+def right_by_one_block(product, x, block):
+    """As :func:`right_by_blocks`, for one block [c, 1, b, b], which needs no column moved."""
+    copies, _, size, _ = block.shape
+    rows = x.shape[1]
+    return reshaped(product(reshaped(x, (copies, 1, rows, size)), block), (copies, rows, size))
+
+
+def multiply_left(x, inverse):
+    """P X for block-diagonal P [c, n, b, b] and X [c, n b, m]."""
+    return left_by_blocks(_product, x, inverse)
 
 
 def multiply_left_by_diagonal(x, inverse):
@@ -40,18 +66,13 @@ def multiply_left_by_diagonal(x, inverse):
 
 
 def multiply_right(x, inverse):
-    """X Q for X [c, m, n b] and block-diagonal Q [c, n, b, b]. Column blocks are made contiguous and moved back."""
-    copies, count, size, _ = inverse.shape
-    rows = x.shape[1]
-    y = _product(swapped(x, copies, rows, count, size), inverse)
-    return reshaped(swapped(y, copies, count, rows, size), (copies, rows, count * size))
+    """X Q for X [c, m, n b] and block-diagonal Q [c, n, b, b]."""
+    return right_by_blocks(_product, x, inverse)
 
 
 def multiply_right_by_one(x, inverse):
     """X Q for X [c, m, b] and Q of one block [c, 1, b, b]."""
-    copies, _, size, _ = inverse.shape
-    rows = x.shape[1]
-    return reshaped(_product(reshaped(x, (copies, 1, rows, size)), inverse), (copies, rows, size))
+    return right_by_one_block(_product, x, inverse)
 
 
 def multiply_right_by_diagonal(x, inverse):

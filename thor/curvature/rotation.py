@@ -9,26 +9,34 @@ from __future__ import annotations
 
 from mindspore import ops
 
-from thor.curvature.direction import Form, LayerMatrices, multiply_left, multiply_right
-from thor.runtime.graph_ops import reshaped, swapped
+from thor.curvature.direction import (
+    Form,
+    LayerMatrices,
+    left_by_blocks,
+    multiply_left,
+    multiply_right,
+    multiply_right_by_one,
+    right_by_blocks,
+    right_by_one_block,
+)
+from thor.runtime.graph_ops import reshaped
 
 _by_transposed, _of_transposed = ops.BatchMatMul(transpose_b=True), ops.BatchMatMul(transpose_a=True)
 
 
 def multiply_left_by_transposed(x, basis):
     """Q^T X for block-diagonal Q [c, n, b, b] and X [c, n b, m]."""
-    copies, count, size, _ = basis.shape
-    columns = x.shape[2]
-    y = _of_transposed(basis, reshaped(x, (copies, count, size, columns)))
-    return reshaped(y, (copies, count * size, columns))
+    return left_by_blocks(_of_transposed, x, basis)
 
 
 def multiply_right_by_transposed(x, basis):
     """X Q^T for X [c, m, n b] and block-diagonal Q [c, n, b, b]."""
-    copies, count, size, _ = basis.shape
-    rows = x.shape[1]
-    y = _by_transposed(swapped(x, copies, rows, count, size), basis)
-    return reshaped(swapped(y, copies, count, rows, size), (copies, rows, count * size))
+    return right_by_blocks(_by_transposed, x, basis)
+
+
+def multiply_right_by_one_transposed(x, basis):
+    """X Q^T for X [c, m, b] and Q of one block [c, 1, b, b]."""
+    return right_by_one_block(_by_transposed, x, basis)
 
 
 def between(old, new):
@@ -44,12 +52,15 @@ class Rotation(LayerMatrices):
 
     def __init__(self, form: Form):
         super().__init__(form)
-        self.turns_columns, self.turns_rows = form.columns[0][-1] > 1, form.rows[0][-1] > 1
+        (_, count, size, _), (_, _, row_size, _) = form.columns[0], form.rows[0]
+        self.turns_columns, self.turns_rows = size > 1, row_size > 1
+        self.right = multiply_right_by_one if count == 1 else multiply_right
+        self.right_back = multiply_right_by_one_transposed if count == 1 else multiply_right_by_transposed
 
     def construct(self, x, bases):
         """Q_G^T X Q_A for X [c, O', I']."""
         if self.turns_columns:
-            x = multiply_right(x, bases[0])
+            x = self.right(x, bases[0])
         if self.turns_rows:
             x = multiply_left_by_transposed(x, bases[-1])
         return x
@@ -61,7 +72,7 @@ class Rotation(LayerMatrices):
     def back(self, u, bases):
         """Q_G U Q_A^T for U [c, O', I'], in ``shape``."""
         if self.turns_columns:
-            u = multiply_right_by_transposed(u, bases[0])
+            u = self.right_back(u, bases[0])
         if self.turns_rows:
             u = multiply_left(u, bases[-1])
         return reshaped(u, self.shape)
