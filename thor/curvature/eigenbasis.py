@@ -6,7 +6,6 @@ exchange collects the parts (thor/distributed/exchange.py).
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +13,7 @@ from mindspore import Tensor
 
 from thor.curvature.backends import HostAlgebra
 from thor.curvature.factor import BasisFactor
-from thor.curvature.refresh_job import Exchange, RefreshJob
+from thor.curvature.refresh_job import Exchange, RefreshJob, RefreshMethod
 
 #: An eigenvalue below this share of the largest one is rounding: its direction has no curvature.
 NO_CURVATURE = 1e-7
@@ -58,45 +57,25 @@ class BasisJob(RefreshJob):
     factor: BasisFactor
 
 
-class Diagonalizer:
-    """Renews eigenbases.
-
-    Args:
-        exchange: divides the work among the ranks of a job; None if each process does all of it.
-
-    Attributes:
-        method: what finds the eigenvectors.
-        seconds: duration of each call of :meth:`refresh`.
-    """
+class Diagonalizer(RefreshMethod):
+    """Renews eigenbases."""
 
     def __init__(self, exchange: Exchange | None = None):
-        self.method, self.exchange = "lapack", exchange
-        self.algebra = HostAlgebra()
-        self.seconds: list[float] = []
+        super().__init__("lapack", HostAlgebra(), exchange)
 
-    def refresh(self, jobs: list[BasisJob]) -> None:
-        """Find the basis of each job's factor; no Parameter changes until the jobs are committed."""
-        start = time.perf_counter()
-        if self.exchange is not None:
-            self.exchange.divide(jobs)
+    def compute(self, jobs: list[BasisJob]) -> None:
+        """Find the basis of each block."""
         for job in jobs:
-            self._decompose(job)
-        if self.exchange is not None:
-            self.exchange.share(jobs, time.perf_counter() - start, self.algebra)
-            self.exchange.settle(jobs)
-        for job in jobs:
-            if job.factor.held and not job.failed:
-                basis = np.ascontiguousarray(job.computed.reshape(job.factor.cache_shapes[0]), np.float32)
-                job.results.append((job.factor.basis, Tensor(basis)))
-        self.seconds.append(time.perf_counter() - start)
+            factor, cut = job.factor, job.factor.cut
+            blocks = factor.blocks.asnumpy().reshape(-1, cut.size, cut.size)[job.part]
+            rows = np.full((factor.copies, cut.count), cut.size)
+            rows[:, -1] = cut.dim - (cut.count - 1) * cut.size
+            if all(self.algebra.finite([blocks])):
+                job.computed = bases_of(blocks, rows.reshape(-1)[job.part])
+            job.failed = job.computed is None
 
-    def _decompose(self, job: BasisJob) -> None:
-        factor, cut = job.factor, job.factor.cut
-        blocks = factor.blocks.asnumpy().reshape(-1, cut.size, cut.size)[job.part]
-        rows = np.full((factor.copies, cut.count), cut.size)
-        rows[:, -1] = cut.dim - (cut.count - 1) * cut.size
-        if not np.isfinite(blocks.sum(dtype=np.float64)):
-            job.failed = True
-            return
-        job.computed = bases_of(blocks, rows.reshape(-1)[job.part])
-        job.failed = job.computed is None
+    def store(self, jobs: list[BasisJob]) -> None:
+        """Take the bases of held factors as they are."""
+        for job in (job for job in jobs if job.factor.held):
+            basis = np.ascontiguousarray(job.computed.reshape(job.factor.cache_shapes[0]), np.float32)
+            job.results.append((job.factor.basis, Tensor(basis)))

@@ -14,7 +14,7 @@ last good inverse. In a data-parallel job each rank inverts a part of the blocks
 
 from __future__ import annotations
 
-import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,7 @@ from mindspore import Parameter, Tensor
 from thor.curvature import block_inverse
 from thor.curvature.backends import algebra_of, split_by_stack
 from thor.curvature.factor import Factor, assemble, low_rank_part, without_padding
-from thor.curvature.refresh_job import Exchange, RefreshJob
+from thor.curvature.refresh_job import Exchange, RefreshJob, RefreshMethod
 
 RETRIES = 5
 ESCALATION = 10.0
@@ -47,40 +47,23 @@ class Job(RefreshJob):
     blocks: Any = None
 
 
-class Inverter:
-    """Refreshes cached inverses.
-
-    Args:
-        method: one of ``thor.device.INVERSES``.
-        exchange: divides the work among the ranks of a job; None if each process does all of it.
-
-    Attributes:
-        seconds: duration of each call of :meth:`refresh`.
-    """
+class Inverter(RefreshMethod):
+    """Refreshes cached inverses; ``method`` is one of ``thor.device.INVERSES``."""
 
     def __init__(self, method: str, exchange: Exchange | None = None):
-        self.method, self.exchange = method, exchange
-        self.algebra = algebra_of(method)
-        self.seconds: list[float] = []
+        super().__init__(method, algebra_of(method), exchange)
 
-    def refresh(self, jobs: list[Job]) -> None:
-        """Invert the factor of each job; no Parameter changes until the jobs are committed."""
-        start = time.perf_counter()
-        if self.exchange is not None:
-            self.exchange.divide(jobs)
-        buckets: dict[int, list[Job]] = {}
+    def compute(self, jobs: list[Job]) -> None:
+        """Invert the blocks, those of one size from all factors together."""
         for job in jobs:
             job.low_rank = low_rank_part(job.factor)
-            buckets.setdefault(job.factor.cut.size, []).append(job)
-        for bucket in buckets.values():
+        for bucket in _buckets(jobs):
             self._invert_bucket(bucket)
-        if self.exchange is not None:
-            self.exchange.share(jobs, time.perf_counter() - start, self.algebra)
-        for bucket in buckets.values():
-            self._store_bucket([job for job in bucket if not job.failed])
-        if self.exchange is not None:
-            self.exchange.settle(jobs)
-        self.seconds.append(time.perf_counter() - start)
+
+    def store(self, jobs: list[Job]) -> None:
+        """Complete the inverses by their low-rank parts."""
+        for bucket in _buckets(jobs):
+            self._store_bucket(bucket)
 
     def _invert_bucket(self, jobs: list[Job]) -> None:
         blocks_by_job = self.algebra.blocks([job.factor for job in jobs], [job.low_rank for job in jobs])
@@ -180,6 +163,14 @@ class Inverter:
         if cut.bias_apart:
             full[:, -1:, -1:] = _bias_entry_inverse(job)
         return without_padding(full - s @ t, cut)
+
+
+def _buckets(jobs: list[Job]) -> Iterable[list[Job]]:
+    """The jobs by block size."""
+    buckets: dict[int, list[Job]] = {}
+    for job in jobs:
+        buckets.setdefault(job.factor.cut.size, []).append(job)
+    return buckets.values()
 
 
 def _next_probe(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,7 +24,7 @@ from thor.runtime.graph_ops import shared
 MIN_USES = 1e-3
 
 
-class Layer:
+class Layer(ABC):
     """A captured layer: its weights, its two factors, its ports. Subclasses say what a refresh makes of the factors.
 
     ``held`` is False if only other ranks of a data-parallel job hold what its gradients are preconditioned with.
@@ -73,18 +74,18 @@ class Layer:
         return (*self.a.parameters, *self.g.parameters)
 
     @property
+    @abstractmethod
     def caches(self) -> tuple[Parameter, ...]:
         """What the layer's gradients are preconditioned with."""
-        raise NotImplementedError
 
     @property
     def held_by_few(self) -> list[tuple[Parameter, tuple[int, ...]]]:
         """The Parameters that only the ranks have which hold the layer, and their shapes there."""
         return [pair for f in (self.a, self.g) for pair in zip(f.cache, f.cache_shapes, strict=True)]
 
+    @abstractmethod
     def jobs(self, damping: float, traces: np.ndarray) -> tuple[Any, ...]:
         """The work of one refresh, a job for each factor, from the traces [2, c] of the factors."""
-        raise NotImplementedError
 
     def adopt(self, jobs: Sequence[Any]) -> None:
         """Store the results of a refresh."""

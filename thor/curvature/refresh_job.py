@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
@@ -63,18 +65,39 @@ class Exchange(Protocol):
         """Mark each job that failed on any rank as failed on all."""
 
 
-class RefreshMethod(Protocol):
+class RefreshMethod(ABC):
     """What makes inverses or eigenbases of factors.
 
-    Attributes:
+    Args:
         method: the name of the algorithm.
+        algebra: computes with blocks.
         exchange: divides the work among the ranks of a job; None if each process does all of it.
+
+    Attributes:
         seconds: duration of each call of :meth:`refresh`.
     """
 
-    method: str
-    exchange: Exchange | None
-    seconds: list[float]
+    def __init__(self, method: str, algebra: Algebra, exchange: Exchange | None = None):
+        self.method, self.algebra, self.exchange = method, algebra, exchange
+        self.seconds: list[float] = []
 
     def refresh(self, jobs: list[Any]) -> None:
-        """Compute the results of each job; no Parameter changes until the jobs are committed."""
+        """Make the results of each job; no Parameter changes until the jobs are committed."""
+        start = time.perf_counter()
+        if self.exchange is not None:
+            self.exchange.divide(jobs)
+        self.compute(jobs)
+        if self.exchange is not None:
+            self.exchange.share(jobs, time.perf_counter() - start, self.algebra)
+        self.store([job for job in jobs if not job.failed])
+        if self.exchange is not None:
+            self.exchange.settle(jobs)
+        self.seconds.append(time.perf_counter() - start)
+
+    @abstractmethod
+    def compute(self, jobs: list[Any]) -> None:
+        """Set ``computed`` of each job for its ``part`` of the blocks, or ``failed``."""
+
+    @abstractmethod
+    def store(self, jobs: list[Any]) -> None:
+        """Add the new values of the factors' Parameters to the results of each job; what is not finite has failed."""
