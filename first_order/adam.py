@@ -130,22 +130,31 @@ def _moved(param, m, v, grad, step, learning_rate, beta1, beta2, epsilon, use_ne
 
 
 def bias_correction(step, beta1, beta2, dtype):
-    """sqrt(1 - beta2^t) / (1 - beta1^t); t = 0 counts as 1.
-
-    1 - beta^t is computed as -expm1(t log beta): the plain difference cancels where beta is close to 1.
-    """
+    """sqrt(1 - beta2^t) / (1 - beta1^t); t = 0 counts as 1."""
     t = ops.maximum(scalar(step, dtype), Tensor(1, dtype))
-    return ops.sqrt(-ops.expm1(t * ops.log(beta2))) / -ops.expm1(t * ops.log(beta1))
+    return ops.sqrt(weight_of_average(beta2, t)) / weight_of_average(beta1, t)
+
+
+def weight_of_average(beta, t):
+    """1 - beta^t, the sum of the weights in a running average of t values.
+
+    It is computed as -expm1(t log beta): the plain difference cancels where beta is close to 1.
+    """
+    return -ops.expm1(t * ops.log(beta))
+
+
+def moments_after(m, v, gradient, beta1, beta2):
+    """The running averages of the gradient and of its square after a step; all have one type."""
+    # Not m + (g - m)(1 - beta1): if the old moment is far larger than the new one, that form cancels and its rounding
+    # error is relative to the old moment.
+    return beta1 * m + (1 - beta1) * gradient, beta2 * v + (1 - beta2) * (gradient * gradient)
 
 
 def adam_step(param, m, v, grad, rate, beta1, beta2, epsilon, use_nesterov):
     """(param, m, v) after a step; ``rate`` includes the bias correction, and all scalars have the working type."""
     dtype = rate.dtype
     m32, v32, g = m.astype(dtype), v.astype(dtype), grad.astype(dtype)
-    # Not m + (g - m)(1 - beta1): if the old moment is far larger than the new one, that form cancels and its rounding
-    # error is relative to the old moment.
-    m32 = beta1 * m32 + (1 - beta1) * g
-    v32 = beta2 * v32 + (1 - beta2) * (g * g)
+    m32, v32 = moments_after(m32, v32, g, beta1, beta2)
     direction = m32
     if use_nesterov:
         direction = beta1 * m32 + (1 - beta1) * g
@@ -190,10 +199,6 @@ def _check_hypers(step: Any, learning_rate: Any, beta1: Any, beta2: Any, epsilon
             f"step must be at least 1, but got {count:g}: the bias correction divides by 1 - beta1^step. Count the "
             f"first step as 1 (the operator's documentation says 0, where its formula is 0 / 0)"
         )
-
-
-def _check_beta(name: str, value: Any) -> float:
-    return checks.number(name, value, 0.0, 1.0, open_high=True)
 
 
 class Adam(FirstOrder):
@@ -253,8 +258,8 @@ class Adam(FirstOrder):
         use_nesterov: bool = False, weight_decay: Any = 0.0, loss_scale: float = 1.0, *, lazy: bool = False,
     ) -> None:  # fmt: skip
         super().__init__(params, learning_rate, weight_decay, loss_scale)
-        self.beta1 = self._hyper("beta1", beta1, _check_beta)
-        self.beta2 = self._hyper("beta2", beta2, _check_beta)
+        self.beta1 = self._hyper("beta1", beta1, checks.below_1)
+        self.beta2 = self._hyper("beta2", beta2, checks.below_1)
         self.epsilon = self._hyper("epsilon", epsilon, checks.at_least_0)
         self.use_nesterov = checks.flag("use_nesterov", use_nesterov)
         self.lazy = checks.flag("lazy", lazy)

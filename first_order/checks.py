@@ -34,6 +34,11 @@ def at_least_0(name: str, value: Any) -> float:
     return number(name, value, 0.0)
 
 
+def below_1(name: str, value: Any) -> float:
+    """``value`` as a float; raise unless it is in [0, 1), as the decay of a running average."""
+    return number(name, value, 0.0, 1.0, open_high=True)
+
+
 def check_int(name: str, value: object, low: int, hint: str = "") -> int:
     """``value``; raise unless it is an int of at least ``low``. ``hint`` is appended to the message."""
     if isinstance(value, bool) or not isinstance(value, int):

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
-from first_order.cells import own_parameters, set_unregistered
-from thor.capture.attach import detach, left_as_found, tapped_cells
-from thor.capture.integrity import NetworkIntegrity
-from thor.capture.targets import LeftOut, Target, find_targets, keep_optimized
+from first_order.cells import set_unregistered
+from thor.capture.attach import detach, left_as_found
+from thor.capture.integrity import NetworkIntegrity, refuse_attached
+from thor.capture.targets import LeftOut, Target, find_targets, optimized_targets
 from thor.checkpoint import gathered_state, load_state, plan_parameter
 from thor.curvature.basis_layer import BasisLayer
 from thor.curvature.eigenbasis import Diagonalizer
@@ -33,12 +33,15 @@ from thor.records import LayerRecord, describe_optimizer, log_layers
 from thor.runtime import convolution, device
 from thor.settings import loss_scale as scales
 from thor.settings.inner_optimizer import DEFAULT_MOMENTUM, inner_optimizer
-from thor.settings.kinds import INVERSE, kind_of, with_defaults
+from thor.settings.kinds import EIGENBASIS, INVERSE, kind_of, with_defaults
 from thor.settings.options import read_options
 from thor.settings.weight_sharing import sharing_of
 from thor.step.adam_moments import AdamMoments
 
 logger = logging.getLogger("thor")
+
+#: What each kind keeps of a layer, and the method that reads it.
+PLURALS, READERS = {INVERSE: "inverses", EIGENBASIS: "eigenbases"}, {INVERSE: "inverses", EIGENBASIS: "bases"}
 
 
 class THOR(nn.Optimizer):
@@ -101,11 +104,10 @@ class THOR(nn.Optimizer):
         weight_decay: float = 0.0, *, precondition: str | None = None, block_size: Any = 128, split: str | None = None,
         rank: int = 16, refresh: TraceRule | None = None, interval: Any = None, factor_interval: Any = None,
         factor_decay: float | None = None, beta1: float | None = None, beta2: float | None = None,
-        epsilon: float | None = None,
-        inner: nn.Optimizer | None = None, loss_scale: Any = 1.0, clip: float | None = None, skip: Any = (),
-        params: Any = None, weight_decay_mode: str | None = None, inverse: str | None = None, max_bad_steps: int = 10,
-        norms: bool = False, clip_each: float | None = None, sharing: Sharing | None = None, factor_share: float = 1.0,
-        weight_sharing: Any = None,
+        epsilon: float | None = None, inner: nn.Optimizer | None = None, loss_scale: Any = 1.0,
+        clip: float | None = None, skip: Any = (), params: Any = None, weight_decay_mode: str | None = None,
+        inverse: str | None = None, max_bad_steps: int = 10, norms: bool = False, clip_each: float | None = None,
+        sharing: Sharing | None = None, factor_share: float = 1.0, weight_sharing: Any = None,
     ) -> None:  # fmt: skip
         nn.Cell.__init__(self, auto_prefix=False)  # the weights and their moments are those of `inner`
         if not isinstance(net, nn.Cell):
@@ -128,7 +130,7 @@ class THOR(nn.Optimizer):
         moving, self.rate, self.decays = inner_optimizer(net, inner, learning_rate, momentum, self.options, params)
         # unregistered, because the network saves its weights itself; `inner` is registered last, after the state
         set_unregistered(self, network=net, weights=tuple(moving.parameters))
-        self._refuse_attached()
+        refuse_attached(net, self.weights)
         targets = self._targets()
         self._profile_path = auto.cache_file(targets, method.method) if self.options.auto else None
         if self._profile_path is not None:
@@ -146,31 +148,11 @@ class THOR(nn.Optimizer):
 
     # -- construction --------------------------------------------------------------------------------------------
 
-    def _refuse_attached(self) -> None:
-        """Refuse layers of another THOR whose weights this one would move; a network may hold others beside its own."""
-        mine = {id(weight) for weight in self.weights}
-        attached = [
-            name for name, cell in tapped_cells(self.network) if any(id(p) in mine for p in own_parameters(cell))
-        ]
-        if attached:
-            raise ValueError(
-                f"net is attached to a THOR optimizer already (layer {attached[0]} and {len(attached) - 1} more); "
-                f"call thor.detach(net) first, or leave their weights out of params"
-            )
-
     def _targets(self) -> list[Target]:
         """Every layer that can be captured and whose weights are optimized."""
-        optimized = {id(weight) for weight in self.weights}
-        targets, self._left_out = find_targets(self.network, self.options.skip, self.options.norms, optimized)
-        chosen, others = keep_optimized(targets, optimized)
-        self._left_out += others
-        if not chosen:
-            why = "; ".join(f"{x.name} ({x.type}): {x.reason}" for x in self._left_out[:5]) or "it has no weights"
-            raise ValueError(
-                f"no layer to capture in {type(self.network).__name__}: THOR preconditions dense, convolution, "
-                f"embedding and normalisation layers with trainable weights, and found none ({why})"
-            )
-        return chosen
+        options = self.options
+        targets, self._left_out = optimized_targets(self.network, self.weights, options.skip, options.norms)
+        return targets
 
     def _capture(self, targets: list[Target], method: RefreshMethod, loss_scale: float) -> None:
         """Attach taps to the targets and create the state; in a data-parallel job, first assign layers to ranks."""
@@ -182,8 +164,7 @@ class THOR(nn.Optimizer):
             self.exchange = method.exchange = PieceExchange(ranks, placement, [t.name for t in targets])
             self._column_of = list(placement.column_of)
         held = [ranks is None or column == ranks.own_column for column in self._column_of]
-        in_basis = self.options.adam is not None
-        layer_class = BasisLayer if in_basis else InverseLayer
+        layer_class = InverseLayer if self.options.adam is None else BasisLayer
         self.captured: list[Any] = [
             layer_class(t, plan, held=own, share=share, sharing=self._sharing_of(t.name))
             for t, own in zip(targets, held, strict=True)
@@ -192,10 +173,11 @@ class THOR(nn.Optimizer):
         self.integrity = NetworkIntegrity(self.network, self.captured)
         self.refresher = Refresher(self.captured, method)
         guard = plan_parameter(plan, self.captured, lambda: self.options.auto)
-        own = {id(w) for layer in self.captured for w in (layer.weight, layer.bias)}
-        self.moments = AdamMoments([w for w in self.weights if in_basis and id(w) not in own])
-        state = self.moments.parameters if in_basis else ()
-        self.own_state = OptimizerState(self.captured, guard, loss_scale, state)
+        self.moments: AdamMoments | None = None  # of the weights outside captured layers, for eigenbases
+        if self.options.adam is not None:
+            own = {id(w) for layer in self.captured for w in (layer.weight, layer.bias)}
+            self.moments = AdamMoments([w for w in self.weights if id(w) not in own])
+        self.own_state = OptimizerState(self.captured, guard, loss_scale, self.moments)
         log_layers(self.layers, self._left_out)
 
     def _take_profile(self, profile: Profile | None) -> None:
@@ -298,21 +280,22 @@ class THOR(nn.Optimizer):
 
     def inverses(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """(A^-1, G^-1) of a layer, damped and as they are applied, dense float32."""
-        layer = self._layer(name)
-        if self.options.adam is not None:
-            raise ValueError("precondition='eigenbasis' has no inverses: use bases(name)")
-        if not layer.held:
-            raise ValueError(f"the inverses of layer {name} lie on other ranks (grad_worker_fraction)")
+        layer = self._layer_with(INVERSE, name)
         return squeezed(layer.a.dense_inverse()), squeezed(layer.g.dense_inverse())
 
     def bases(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """(Q_A, Q_G) of a layer, the eigenvectors of A and G in columns, block-diagonal float32."""
-        layer = self._layer(name)
-        if self.options.adam is None:
-            raise ValueError("precondition='inverse' has no eigenbases: use inverses(name)")
-        if not layer.held:
-            raise ValueError(f"the eigenbases of layer {name} lie on other ranks (grad_worker_fraction)")
+        layer = self._layer_with(EIGENBASIS, name)
         return squeezed(layer.a.dense_basis()), squeezed(layer.g.dense_basis())
+
+    def _layer_with(self, kind: str, name: str) -> Any:
+        """The layer of this name, with inverses or eigenbases that lie on this rank."""
+        layer, own = self._layer(name), self.options.kind
+        if own != kind:
+            raise ValueError(f"precondition={own!r} has no {PLURALS[kind]}: use {READERS[own]}(name)")
+        if not layer.held:
+            raise ValueError(f"the {PLURALS[kind]} of layer {name} lie on other ranks (grad_worker_fraction)")
+        return layer
 
     def state(self) -> list[dict[str, Any]]:
         """The complete state for ``ms.save_checkpoint(state, path)``, including inverses that other ranks hold.

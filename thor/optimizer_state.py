@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn
@@ -20,6 +21,14 @@ from thor.runtime.parameters import float_parameter, int_parameter, read, write
 from thor.settings.loss_scale import DynamicLossScale
 
 logger = logging.getLogger("thor")
+
+
+class Moments(Protocol):
+    """Moments of weights outside captured layers (:class:`thor.step.adam_moments.AdamMoments`)."""
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """All Parameters, for checkpoints."""
 
 
 class StepCounts(nn.Cell):
@@ -99,13 +108,13 @@ class OptimizerState(StepCounts):
     """
 
     def __init__(
-        self, layers: Sequence[Layer], plan: Parameter, loss_scale: float, moments: Sequence[Parameter] = ()
+        self, layers: Sequence[Layer], plan: Parameter, loss_scale: float, moments: Moments | None
     ):  # fmt: skip
         nn.Cell.__init__(self, auto_prefix=False)  # Parameters are made here, in the order that a checkpoint has
         self.copies = tuple(layer.copies for layer in layers)
         self.plan = plan
         self.curvature = ParameterTuple([p for layer in layers for p in layer.parameters])
-        self.moments = ParameterTuple(moments)
+        self.moments = ParameterTuple(() if moments is None else moments.parameters)
         self.step_count = int_parameter("step", 0)
         self.next_refresh = int_parameter("next_refresh", 0)
         self.next_gather = int_parameter("next_gather", 0)

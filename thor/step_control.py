@@ -8,6 +8,9 @@ from mindspore import nn
 
 from thor.optimizer import THOR
 from thor.plain_optimizer import PlainOptimizer
+from thor.step.eigen_update import EigenUpdate
+from thor.step.layer_update import Moving
+from thor.step.update import PlainUpdate, Update
 
 MAX_BAD_STEPS = 10
 
@@ -43,3 +46,14 @@ def step_control(
         MAX_BAD_STEPS if max_bad_steps is None else max_bad_steps,
         clip_norm,
     )
+
+
+def update_of(control: THOR | PlainOptimizer) -> Moving:
+    """What moves the weights."""
+    if isinstance(control, PlainOptimizer):
+        return PlainUpdate(control.inner, control.clip_norm)
+    options, ranks, layers = control.options, control.ranks, control.captured
+    if options.adam is not None and control.moments is not None:
+        adam = (options.adam.beta1, options.adam.beta2, options.adam.epsilon)
+        return EigenUpdate(control.inner, layers, control.moments, *adam, control.decays, options.clip_each, ranks)
+    return Update(control.inner, layers, options.clip, control.decays, options.clip_each, ranks)

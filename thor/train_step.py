@@ -32,14 +32,12 @@ from thor.settings.inner_optimizer import count_rates
 from thor.shared_settings import shared_settings
 from thor.step.accumulation import Accumulators
 from thor.step.diagnose import first_bad_layer, likely_cause, stop_message
-from thor.step.eigen_update import EigenUpdate
 from thor.step.forward import Forward, examples_of
 from thor.step.graphs import StepGraphs
-from thor.step.layer_update import Moving, no_more_parameters
+from thor.step.layer_update import no_more_parameters
 from thor.step.micro_batches import MicroBatches
 from thor.step.moving_averages import MovingAverages
-from thor.step.update import PlainUpdate, Update
-from thor.step_control import step_control
+from thor.step_control import step_control, update_of
 
 
 @dataclass(frozen=True)
@@ -136,7 +134,7 @@ class TrainStep(nn.Cell):
         if sums is not None:
             self.micro_batches = MicroBatches(self.accumulate)
             self.sums, self.factor_sums, self.loss_sum = sums.gradients, sums.statistics, sums.loss
-        self.update: Update | PlainUpdate = _update(control)
+        self.update = update_of(control)
         self.step_graphs = StepGraphs(
             self.forward_pass, layers, self.update, ranks=ranks, sums=sums, jit=self.jit, state=control.own_state
         )
@@ -385,17 +383,6 @@ class TrainStep(nn.Cell):
             )
         graphs.scale_loss(control.scaled)
         graphs.follow_flags()
-
-
-def _update(control: THOR | PlainOptimizer) -> Moving:
-    """What moves the weights."""
-    if isinstance(control, PlainOptimizer):
-        return PlainUpdate(control.inner, control.clip_norm)
-    options, ranks, layers = control.options, control.ranks, control.captured
-    if options.adam is not None:
-        adam = (options.adam.beta1, options.adam.beta2, options.adam.epsilon)
-        return EigenUpdate(control.inner, layers, control.moments, *adam, control.decays, options.clip_each, ranks)
-    return Update(control.inner, layers, options.clip, control.decays, options.clip_each, ranks)
 
 
 def _aux(values: tuple[Any, ...]) -> Any:

@@ -113,10 +113,6 @@ def _checked(param: Any, buffer: Any, grad: Any) -> tuple[Any, ...]:
     return param, buffer, grad
 
 
-def _check_beta(name: str, value: Any) -> float:
-    return checks.number(name, value, 0.0, 1.0, open_high=True)
-
-
 class Muon(DecoupledDecay):
     r"""Muon for hidden matrices, with the numerics of ``torch.optim.Muon``, and AdamW for all other weights.
 
@@ -203,9 +199,9 @@ class Muon(DecoupledDecay):
         decay = None if adamw_weight_decay is None else checks.at_least_0("adamw_weight_decay", adamw_weight_decay)
         division = divide(params, checks.flag("flatten", flatten), rate, decay)
         super().__init__(division.items, learning_rate, weight_decay, loss_scale)
-        self.momentum = self._hyper("momentum", momentum, _check_beta)
-        self.beta1 = self._hyper("adamw_beta1", adamw_beta1, _check_beta)
-        self.beta2 = self._hyper("adamw_beta2", adamw_beta2, _check_beta)
+        self.momentum = self._hyper("momentum", momentum, checks.below_1)
+        self.beta1 = self._hyper("adamw_beta1", adamw_beta1, checks.below_1)
+        self.beta2 = self._hyper("adamw_beta2", adamw_beta2, checks.below_1)
         self.epsilon = self._hyper("adamw_epsilon", adamw_epsilon, checks.at_least_0)
         self.nesterov = checks.flag("nesterov", nesterov)
         self.iteration = check_iteration(ns_coefficients, ns_steps, eps, ns_dtype)

@@ -6,7 +6,7 @@ import mindspore as ms
 from mindspore import ParameterTuple, Tensor, nn, ops
 from mindspore.ops import functional as F
 
-from first_order.adam import adam_step
+from first_order.adam import adam_step, weight_of_average
 from first_order.muon.newton_schulz import matrix_shape, orthogonalized
 from first_order.tensors import scalar, working_type
 
@@ -86,10 +86,9 @@ class AdamWStep(nn.Cell):
         """Move the weights; ``count`` is the number of this step, counted from 1."""
         beta1, beta2, epsilon = betas
         t = count.astype(rate.dtype)
-        # 1 - beta^t as -expm1(t log beta): the plain difference cancels where beta is close to 1
-        root = ops.sqrt(-ops.expm1(t * ops.log(beta2)))
+        root = ops.sqrt(weight_of_average(beta2, t))
         # m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps) is m / (sqrt(v) + eps root) times root / (1 - b1^t)
-        shared = (rate * (root / -ops.expm1(t * ops.log(beta1))), keep, epsilon * root, beta1, beta2)
+        shared = (rate * (root / weight_of_average(beta1, t)), keep, epsilon * root, beta1, beta2)
         chosen = self.map(F.partial(_at, gradients), self.members)
         return self.map(F.partial(self._move, shared), self.weights, self.m, self.v, chosen)
 

@@ -16,7 +16,7 @@ from first_order.adam import bias_correction
 from first_order.base import write_all
 from first_order.decoupled_decay import DecoupledDecay
 from first_order.soap.eigenbases import adam_in_basis, axes_of, merged_shape, renewed
-from first_order.soap.update import averaged, check_beta, check_shapes, started
+from first_order.soap.update import averaged, check_shapes, started
 from first_order.tensors import working_type
 
 #: Number of weights in one loop of the compiled step; a loop over hundreds is too deep for the compiler.
@@ -83,10 +83,10 @@ class SOAP(DecoupledDecay):
         super().__init__(params, learning_rate, weight_decay, loss_scale)
         if ms.get_context("device_target") == "Ascend":
             raise RuntimeError("SOAP needs eigh, which MindSpore has for CPU and GPU only, but the device is an Ascend")
-        self.beta1 = self._hyper("beta1", beta1, check_beta)
-        self.beta2 = self._hyper("beta2", beta2, check_beta)
+        self.beta1 = self._hyper("beta1", beta1, checks.below_1)
+        self.beta2 = self._hyper("beta2", beta2, checks.below_1)
         self.shampoo_beta = (
-            self.beta2 if shampoo_beta is None else self._hyper("shampoo_beta", shampoo_beta, check_beta)
+            self.beta2 if shampoo_beta is None else self._hyper("shampoo_beta", shampoo_beta, checks.below_1)
         )
         self.epsilon = self._hyper("epsilon", epsilon, checks.at_least_0)
         self.precondition_frequency = checks.check_int("precondition_frequency", precondition_frequency, 1)

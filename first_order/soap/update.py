@@ -183,17 +183,12 @@ def _checked(param: Any, state: Any, grad: Any, *settings: Any) -> tuple[Any, ..
     return param, tensors, grad
 
 
-def check_beta(name: str, value: Any) -> float:
-    """``value`` as a float; raise unless it is in [0, 1)."""
-    return checks.number(name, value, 0.0, 1.0, open_high=True)
-
-
 def _check_hypers(
     step: Any, learning_rate: Any, beta1: Any, beta2: Any, shampoo_beta: Any, epsilon: Any, weight_decay: Any
 ) -> None:
     betas = {"beta1": beta1, "beta2": beta2, "shampoo_beta": beta2 if shampoo_beta is None else shampoo_beta}
     for name, value in betas.items():
-        check_beta(name, tensor_checks.scalar_on_host(name, value))
+        checks.below_1(name, tensor_checks.scalar_on_host(name, value))
     for name, value in (("learning_rate", learning_rate), ("epsilon", epsilon), ("weight_decay", weight_decay)):
         tensor_checks.hyper(name, value, 0.0)
     count = checks.at_least_0("step", tensor_checks.scalar_on_host("step", step))

@@ -11,10 +11,21 @@ from typing import Any, Protocol
 
 from mindspore import Parameter, nn
 
-from first_order.cells import own_members
+from first_order.cells import own_members, own_parameters
 from thor.capture.attach import PORTS, holds, tapped_cells
 
 CURE = "make a new THOR for the changed network (thor.detach(net) first)"
+
+
+def refuse_attached(net: nn.Cell, weights: Iterable[Parameter]) -> None:
+    """Raise ValueError if another THOR has a layer with one of these weights; it may have others beside them."""
+    mine = {id(weight) for weight in weights}
+    attached = [name for name, cell in tapped_cells(net) if any(id(p) in mine for p in own_parameters(cell))]
+    if attached:
+        raise ValueError(
+            f"net is attached to a THOR optimizer already (layer {attached[0]} and {len(attached) - 1} more); "
+            f"call thor.detach(net) first, or leave their weights out of params"
+        )
 
 
 class CapturedLayer(Protocol):

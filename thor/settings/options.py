@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from first_order.checks import check_int, flag, number
+from first_order.checks import at_least_0, below_1, check_int, flag, number
 from thor.capture.targets import skip_patterns
 from thor.curvature.trace_rule import TraceRule
 from thor.factors.blocks import BlockPlan
@@ -141,7 +141,7 @@ def read_options(
 def adam_settings(beta1: Any, beta2: Any, epsilon: Any) -> AdamSettings:
     """The settings of Adam in eigenbases, checked."""
     return AdamSettings(
-        beta1=number("beta1", beta1, 0.0, 1.0, open_high=True),
-        beta2=number("beta2", beta2, 0.0, 1.0, open_high=True),
-        epsilon=number("epsilon", epsilon, 0.0),
+        beta1=below_1("beta1", beta1),
+        beta2=below_1("beta2", beta2),
+        epsilon=at_least_0("epsilon", epsilon),
     )

@@ -1,24 +1,13 @@
-"""Adam's update rule beside the eigenbases: the step from the moments, and the state of all weights outside them."""
+"""Adam beside the eigenbases: the bound of its step, and its state for the weights outside captured layers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import mindspore as ms
 import numpy as np
-from mindspore import Parameter, ops
+from mindspore import Parameter
 
 from thor.runtime.parameters import int_parameter, parameter
-
-
-def moments_after(gradient, first, second, beta1, beta2):
-    """Running averages of the gradient and of its square after a step."""
-    return beta1 * first + (1.0 - beta1) * gradient, beta2 * second + (1.0 - beta2) * (gradient * gradient)
-
-
-def adam_direction(first, second, correction, epsilon):
-    """Correction * first / (sqrt(second) + epsilon), as the operators of :mod:`first_order.adam` compute it."""
-    return correction * (first / (ops.sqrt(second) + epsilon))
 
 
 def largest_step(beta1, beta2):
@@ -31,12 +20,6 @@ def largest_step(beta1, beta2):
     if ratio >= 1.0:
         return float("inf")
     return (1.0 - beta1) / ((1.0 - beta2) * (1.0 - ratio)) ** 0.5
-
-
-def bias_correction(steps, beta1, beta2):
-    """sqrt(1 - beta2^t) / (1 - beta1^t) for the step t, counted from 1, in float32."""
-    t = ops.cast(steps, ms.float32)
-    return ops.sqrt(1.0 - ops.pow(beta2, t)) / (1.0 - ops.pow(beta1, t))
 
 
 class AdamMoments:

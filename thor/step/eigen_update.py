@@ -7,10 +7,12 @@ from collections.abc import Sequence
 import mindspore as ms
 from mindspore import ParameterTuple, nn, ops
 
+from first_order.adam import bias_correction, moments_after
+from first_order.tensors import scalar
 from thor.curvature.basis_layer import BasisLayer
 from thor.distributed.ranks import Ranks
 from thor.runtime.graph_ops import entry, nested_entry, over
-from thor.step.adam_moments import AdamMoments, adam_direction, bias_correction, largest_step, moments_after
+from thor.step.adam_moments import AdamMoments, largest_step
 from thor.step.finite_check import summary_of_all
 from thor.step.layer_update import LayerUpdate
 
@@ -33,9 +35,10 @@ class EigenUpdate(LayerUpdate):
             clip_each, ranks,
         )  # fmt: skip
         self.held = tuple(layer.held for layer in layers)
-        self.first, self.second = ParameterTuple([y.first for y in layers]), ParameterTuple([y.second for y in layers])
-        self.plain_first, self.plain_second = ParameterTuple(moments.first), ParameterTuple(moments.second)
-        self.plain = tuple(range(len(moments.first)))
+        #: the moments of the layers, then those of the other weights, whose places are ``plain``
+        self.first = ParameterTuple([layer.first for layer in layers] + moments.first)
+        self.second = ParameterTuple([layer.second for layer in layers] + moments.second)
+        self.plain = tuple(range(len(layers), len(self.first)))
         self.steps = moments.steps
         self.beta1, self.beta2, self.epsilon = beta1, beta2, epsilon
         self.limit = largest_step(beta1, beta2)
@@ -56,41 +59,35 @@ class EigenUpdate(LayerUpdate):
             if self.across is None:
                 found, plain = self._steps(by_layer, others)
                 directions = self._cut_all(found, by_layer)
-            over(self._store, found, self.layers)
+            over(self._store, found + plain, self.layers + self.plain)
             ops.assign(self.steps, self.steps + 1)
-            others = ()
-            if self.plain:
-                over(self._store_plain, plain, self.plain)
-                others = over(_direction, plain)
-            moves = directions + (others,)
+            moves = directions + (over(_direction, plain) if self.plain else (),)
             loss = self.move(loss, over(ops.partial(nested_entry, moves), self.sources))
         return loss, finite
 
     def _steps(self, by_layer, others):
         """(first moment, second moment, direction) of each layer as matrices, and of each other weight."""
-        correction = bias_correction(self.steps + 1, self.beta1, self.beta2)
-        found = over(ops.partial(self._step, correction), by_layer, self.caches_at, self.layers)
-        plain = ()
-        if self.plain:
-            plain = over(ops.partial(self._plain_step, correction), others, self.plain)
+        beta1, beta2 = scalar(self.beta1, ms.float32), scalar(self.beta2, ms.float32)
+        correction = bias_correction(self.steps + 1, beta1, beta2, ms.float32)
+        found = over(ops.partial(self._step_in_basis, correction), by_layer, self.caches_at, self.layers)
+        plain = over(ops.partial(self._step, correction), others, self.plain) if self.plain else ()
         return found, plain
 
-    def _step(self, correction, gradients, at, i):
+    def _step_in_basis(self, correction, gradients, at, i):
         matrices = self.matrices_of(gradients, i)
         if not self.held[i]:
             return self.first[i], self.second[i], self.directions[i].nothing(matrices[0])
         bases = self.caches_of(at)
-        turned = self.directions[i](matrices[0], bases)
-        first, second = moments_after(turned, self.first[i], self.second[i], self.beta1, self.beta2)
-        step = adam_direction(first, second, correction, self.epsilon)
+        first, second, step = self._step(correction, self.directions[i](matrices[0], bases), i)
         if self.limited:
             step = ops.clamp(step, -self.limit, self.limit)
         return first, second, self.directions[i].back(step, bases)
 
-    def _plain_step(self, correction, gradient, i):
+    def _step(self, correction, gradient, i):
+        """Adam's moments after a step, and the step: correction * m / (sqrt(v) + epsilon)."""
         gradient = _cast(gradient, ms.float32)
-        first, second = moments_after(gradient, self.plain_first[i], self.plain_second[i], self.beta1, self.beta2)
-        return first, second, adam_direction(first, second, correction, self.epsilon)
+        first, second = moments_after(self.first[i], self.second[i], gradient, self.beta1, self.beta2)
+        return first, second, correction * (first / (ops.sqrt(second) + self.epsilon))
 
     def _cut_all(self, found, by_layer):
         return over(self._cut_one, found, by_layer, self.layers)
@@ -101,10 +98,6 @@ class EigenUpdate(LayerUpdate):
     def _store(self, found, i):
         ops.assign(self.first[i], found[0])
         return ops.assign(self.second[i], found[1])
-
-    def _store_plain(self, found, i):
-        ops.assign(self.plain_first[i], found[0])
-        return ops.assign(self.plain_second[i], found[1])
 
 
 def _direction(found):
