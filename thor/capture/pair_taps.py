@@ -103,11 +103,14 @@ class RowsTap(PairTap):
         self.of_input, self.of_output = of_input, of_output
 
     def bprop(self, y, x, a_blocks, a_probe, a_uses, g_blocks, g_probe, g_uses, out, dout):
-        gradient = self.of_output(dout)
+        return (dout, ops.zeros_like(x)) + self.gathered(x, self.of_output(dout), a_probe, g_probe)
+
+    def gathered(self, x, gradient, a_probe, g_probe):
+        """The statistics of A and of G, from the input and from the output's gradient in its form."""
         valid, _ = self.rows(gradient)
         a, a_beside, one = self.inputs(self.of_input(x), valid, a_probe)
         g, g_beside, _ = self.outputs(gradient, valid, g_probe)
-        return dout, ops.zeros_like(x), a, a_beside, one, g, g_beside, one
+        return a, a_beside, one, g, g_beside, one
 
 
 class StandardizedPort(RowsPort):
@@ -135,11 +138,7 @@ class StandardizedTap(RowsTap):
 
     def bprop(self, y, x, deviations, a_blocks, a_probe, a_uses, g_blocks, g_probe, g_uses, out, dout):
         gradient = self.of_output(dout) / deviations.reshape(1, -1, 1, 1)
-        valid, _ = self.rows(gradient)
-        a, a_beside, one = self.inputs(self.of_input(x), valid, a_probe)
-        g, g_beside, _ = self.outputs(gradient, valid, g_probe)
-        zeros = ops.zeros_like(deviations)
-        return dout, ops.zeros_like(x), zeros, a, a_beside, one, g, g_beside, one
+        return (dout, ops.zeros_like(x), ops.zeros_like(deviations)) + self.gathered(x, gradient, a_probe, g_probe)
 
 
 class EmbeddingTap(PairTap):

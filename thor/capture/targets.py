@@ -79,15 +79,10 @@ def _weights_of(cell: nn.Cell, found: LayerClass) -> list[Parameter]:
     return [weight for weight in (parameter_of(cell, name) for name in names) if weight is not None]
 
 
-def _skips(patterns: list[re.Pattern[str]]) -> Callable[[str], bool]:
-    """Whether a name matches one of the patterns."""
-    return lambda name: any(pattern.search(name) for pattern in patterns)
-
-
 def _reason_against(
-    cell: nn.Cell, found: LayerClass | None, name: str, skip: list[re.Pattern[str]], norms: bool, trains: Trains
+    cell: nn.Cell, found: LayerClass | None, name: str, skips: Callable[[str], bool], norms: bool, trains: Trains
 ) -> str | None:
-    if any(pattern.search(name) for pattern in skip):
+    if skips(name):
         return "matches skip"
     if found is None:
         overridden = overridden_class(cell)
@@ -144,9 +139,13 @@ def find_targets(
         return weight.requires_grad or id(weight) in optimized
 
     patterns = [re.compile(pattern) for pattern in skip]
+
+    def skips(name: str) -> bool:
+        return any(pattern.search(name) for pattern in patterns)
+
     groups: dict[int, list[tuple[str, nn.Cell]]] = {}
     users = users_of(net)
-    attention = find_projections(net, _skips(patterns), trains, users)
+    attention = find_projections(net, skips, trains, users)
     left_out = [LeftOut(*each) for each in attention.left_out]
     elsewhere = dict(attention.elsewhere)  # id of a Parameter -> name of a Cell that has it and is left out
     tables = {id(_weights_of(cell, _class(cell))[0]) for _, cell in net.cells_and_names() if is_embedding(cell)}
@@ -155,7 +154,7 @@ def find_targets(
         if not own or id(cell) in attention.cells:
             continue
         kind = _DECODER if _is_tied_decoder(cell, tables) else class_of(cell)
-        reason = _reason_against(cell, kind, name, patterns, norms, trains)
+        reason = _reason_against(cell, kind, name, skips, norms, trains)
         if reason is None and kind is not None:
             groups.setdefault(id(_weights_of(cell, kind)[0]), []).append((name, cell))
         else:
@@ -195,6 +194,27 @@ def keep_optimized(targets: Iterable[Target], optimized: set[int]) -> tuple[list
             left_out.append(LeftOut(f"{target.name}.bias", kind, "not among the optimizer's parameters"))
             target = replace(target, bias=None, a_dim=target.a_dim - 1)
         chosen.append(target)
+    return chosen, left_out
+
+
+def optimized_targets(
+    net: nn.Cell, weights: Iterable[Parameter], skip: Iterable[str], norms: bool
+) -> tuple[list[Target], list[LeftOut]]:
+    """The targets whose weights are optimized, and all layers that are left out.
+
+    Raises:
+        ValueError: if there is no target.
+    """
+    optimized = {id(weight) for weight in weights}
+    targets, left_out = find_targets(net, skip, norms, optimized)
+    chosen, others = keep_optimized(targets, optimized)
+    left_out += others
+    if not chosen:
+        why = "; ".join(f"{x.name} ({x.type}): {x.reason}" for x in left_out[:5]) or "it has no weights"
+        raise ValueError(
+            f"no layer to capture in {type(net).__name__}: THOR preconditions dense, convolution, "
+            f"embedding and normalisation layers with trainable weights, and found none ({why})"
+        )
     return chosen, left_out
 
 

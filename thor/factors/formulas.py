@@ -178,13 +178,8 @@ def rows_with_gradient(g):
 
 
 def positions_with_gradient(g):
-    """Which positions of output gradients [B, O, H, W] are not all zero, [B, H W] float32 of 0 and 1."""
+    """Which positions of output gradients [B, O, ...] are not all zero, [B, positions] float32 of 0 and 1."""
     return _cast(ops.abs(_cast(g, ms.float32)).sum(1) > 0, ms.float32).reshape(g.shape[0], -1)
-
-
-def windows_with_gradient(patches):
-    """Which patches [B, C k, P] of output gradients are not all zero, [B, P] float32 of 0 and 1."""
-    return _cast(ops.abs(_cast(patches, ms.float32)).sum(1) > 0, ms.float32)
 
 
 def at_least_one(count):

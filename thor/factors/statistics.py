@@ -283,7 +283,7 @@ class WindowsWithGradient(nn.Cell):
         self.geometry = geometry
 
     def construct(self, g):
-        valid = formulas.windows_with_gradient(self.geometry(g))
+        valid = formulas.positions_with_gradient(self.geometry(g))
         return valid, formulas.at_least_one(valid.sum())
 
 

@@ -11,7 +11,7 @@ _along = ops.MultitypeFuncGraph("along")
 
 @_along.register("Tensor", "Tensor", "Tensor")
 def _move(rate, weight, direction):
-    """W <- w - lr d."""
+    """Move a weight: w <- w - lr d."""
     return ops.assign(weight, weight - ops.cast(rate, weight.dtype) * ops.cast(direction, weight.dtype))
 
 
