@@ -12,6 +12,7 @@ from mindspore import Tensor, nn, ops
 import thor
 from first_order import SOAP, Adafactor, Adam, Momentum, Muon
 from tests.support.compilations import count_compilations
+from tests.support.modes import in_mode
 
 FIRST_ORDER = {
     "Adam": partial(Adam, learning_rate=0.02),
@@ -33,10 +34,8 @@ RATE = {"Adafactor": "lr"}
 
 @pytest.fixture(autouse=True, params=MODES)
 def mode(request):
-    before = ms.get_context("mode")
-    ms.set_context(mode=MODES[request.param])
-    yield request.param
-    ms.set_context(mode=before)
+    with in_mode(MODES[request.param]):
+        yield request.param
 
 
 class Net(nn.Cell):

@@ -17,6 +17,7 @@ from scripts.run_folder.metrics_recorder import read_metrics
 from scripts.settings.yaml_config import load_config
 from scripts.training.loop import train
 from tests.scripts.training.test_loop import quiet
+from tests.support.modes import in_mode
 from tests.support.networks import Mixed, Mlp, batch, images, make
 from tests.support.paths import ROOT
 from tests.support.tiny_runs import write_set
@@ -46,10 +47,8 @@ def adam(seed):
 
 @pytest.fixture(autouse=True)
 def _pynative():
-    before = ms.get_context("mode")
-    ms.set_context(mode=ms.PYNATIVE_MODE)
-    yield
-    ms.set_context(mode=before)
+    with in_mode(ms.PYNATIVE_MODE):
+        yield
 
 
 @pytest.mark.parametrize(

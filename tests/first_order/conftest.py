@@ -10,14 +10,14 @@ from pathlib import Path
 import mindspore as ms
 import pytest
 
+from tests.support.modes import in_mode
+
 
 @pytest.fixture(autouse=True)
 def _mode_stays():
     """Every test starts in PYNATIVE_MODE and leaves the mode as it was."""
-    before = ms.get_context("mode")
-    ms.set_context(mode=ms.PYNATIVE_MODE)
-    yield
-    ms.set_context(mode=before)
+    with in_mode(ms.PYNATIVE_MODE):
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -3,11 +3,11 @@
 import mindspore as ms
 import pytest
 
+from tests.support.modes import in_mode
+
 
 @pytest.fixture(params=[ms.GRAPH_MODE, ms.PYNATIVE_MODE], ids=["graph", "pynative"])
 def each_mode(request):
     """Run the test in both of MindSpore's modes, and leave the mode as it was."""
-    before = ms.get_context("mode")
-    ms.set_context(mode=request.param)
-    yield
-    ms.set_context(mode=before)
+    with in_mode(request.param):
+        yield

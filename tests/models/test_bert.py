@@ -8,6 +8,7 @@ from scipy.special import erf, softmax
 import models
 import thor
 from models.bert import BertConfig, BertEmbeddings, BertForMaskedLM, BertLayer, BertModel
+from tests.support.modes import in_mode
 from tests.support.networks import fill
 
 SMALL = {"vocab_size": 50, "hidden_size": 8, "layers": 2, "heads": 2, "max_positions": 16}
@@ -17,10 +18,8 @@ IDS = np.random.default_rng(0).integers(5, 50, (3, 6)).astype(np.int32)
 @pytest.fixture(autouse=True)
 def graph_mode():
     """Compiled unless a test says otherwise, and the mode as it was for whoever comes next."""
-    before = ms.get_context("mode")
-    ms.set_context(mode=ms.GRAPH_MODE)
-    yield
-    ms.set_context(mode=before)
+    with in_mode(ms.GRAPH_MODE):
+        yield
 
 
 def _count(network):

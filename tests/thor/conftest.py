@@ -8,6 +8,7 @@ import mindspore as ms
 import numpy as np
 import pytest
 
+from tests.support.modes import in_mode
 from thor.factors import blocks
 from thor.profile import timing
 from thor.profile.factor_shape import Timing
@@ -16,12 +17,10 @@ from thor.profile.factor_shape import Timing
 @pytest.fixture(autouse=True)
 def _pynative_and_seeded():
     """Every test starts in PYNATIVE_MODE with fixed seeds, and leaves the mode as it was."""
-    before = ms.get_context("mode")
-    ms.set_context(mode=ms.PYNATIVE_MODE)
-    np.random.seed(0)
-    ms.set_seed(0)
-    yield
-    ms.set_context(mode=before)
+    with in_mode(ms.PYNATIVE_MODE):
+        np.random.seed(0)
+        ms.set_seed(0)
+        yield
 
 
 @pytest.fixture(params=["GRAPH_MODE", "PYNATIVE_MODE"])

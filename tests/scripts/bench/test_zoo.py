@@ -13,6 +13,7 @@ from mindspore import nn
 
 from scripts.bench import zoo, zoo_measure, zoo_table
 from scripts.bench.zoo_families import FAMILIES, make
+from tests.support.modes import in_mode
 from tests.support.paths import ROOT
 from thor.runtime.errors import UserError
 
@@ -30,10 +31,8 @@ QUICK = ("bit", "convnext", "densenet", "edgenext", "googlenet", "halonet", "mob
 
 @pytest.fixture(autouse=True)
 def _graph_mode():
-    before = ms.get_context("mode")
-    ms.set_context(mode=ms.GRAPH_MODE)
-    yield
-    ms.set_context(mode=before)
+    with in_mode(ms.GRAPH_MODE):
+        yield
 
 
 def check_structure(family):

@@ -14,17 +14,10 @@ from mindspore import Parameter, Tensor, mint, nn, ops
 import thor
 from tests.support.networks import fill, gradients, make
 from tests.support.reference import damped_inverse, pi_damping
-from thor.capture import layer_classes
 from thor.factors.blocks import BlockPlan
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 BATCH, INPUTS, OUTPUTS = 3, 4, 6
-
-
-@pytest.fixture(autouse=True)
-def _declarations(monkeypatch):
-    """Declarations of one test are not the next one's."""
-    monkeypatch.setattr(layer_classes, "_CLASSES", list(layer_classes._CLASSES))
 
 
 def linear_loss(output, target):

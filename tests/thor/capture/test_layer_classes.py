@@ -8,15 +8,8 @@ from mindspore import Parameter, Tensor, mint, nn, ops
 import thor
 from tests.support.networks import fill, gradients, make, squared_error, values
 from tests.support.reference import damped_inverse, pi_damping
-from thor.capture import layer_classes
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
-
-
-@pytest.fixture(autouse=True)
-def _declarations(monkeypatch):
-    """Declarations of one test are not the next one's."""
-    monkeypatch.setattr(layer_classes, "_CLASSES", list(layer_classes._CLASSES))
 
 
 class Net(nn.Cell):

@@ -8,7 +8,7 @@ from mindspore import Tensor, nn, ops
 import first_order
 import thor
 from tests.support import reference
-from tests.support.networks import Mixed, Mlp, batch, fill, images, squared_error, values
+from tests.support.networks import Mixed, Mlp, batch, fill, images, never, squared_error, values
 from thor.curvature.eigenbasis import bases_of, eigenvectors
 from thor.step.adam_moments import largest_step
 
@@ -16,7 +16,6 @@ LR, BETAS, EPSILON = 0.02, (0.9, 0.95), 1e-8
 #: Of a step in one basis: the root of sum a_k^2 / b_k, a_k = (1 - beta1) beta1^k and b_k = (1 - beta2) beta2^k.
 AGES = np.arange(1000)
 LIMIT = np.sqrt(np.sum((0.1 * 0.9**AGES) ** 2 / (0.05 * 0.95**AGES)))
-NEVER = 10**6
 
 
 def make(net, lr=LR, *, jit=False, accumulate=1, loss_fn=squared_error, **options):
@@ -84,11 +83,9 @@ def test_a_run_is_that_of_the_formulas(block, interval, jit):
 
 @pytest.mark.parametrize("jit", [False, True])
 def test_without_a_basis_it_is_adam(jit):
-    """A step count from 0 has the first candidate at once, so that it is put off."""
     nets = [Mlp(), Mlp()]
     optimizer, step = make(nets[0], jit=jit)
-    for clock in (optimizer.own_state.next_refresh, optimizer.own_state.next_gather):
-        clock.set_data(Tensor(np.array([NEVER], np.int32)))
+    never(optimizer)
     adam = first_order.Adam(nets[1].trainable_params(), LR, *BETAS, EPSILON)
     other = thor.TrainStep(nets[1], squared_error, adam, jit=jit)
     for seed in range(10):
