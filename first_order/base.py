@@ -251,6 +251,11 @@ def parameter_groups(params: Any) -> list[Any]:
     return plain
 
 
+def decays_by_rule(parameter: Parameter) -> bool:
+    """Whether a weight decay applies to a parameter outside groups, by ``nn.Optimizer``'s rule for names."""
+    return "beta" not in parameter.name and "gamma" not in parameter.name
+
+
 def check_rate(name: str, value: Any) -> None:
     """Raise for the wrong types that nn.Optimizer would accept as a rate; it checks all others itself."""
     if isinstance(value, str | bool | dict) or value is None:

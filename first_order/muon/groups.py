@@ -9,7 +9,7 @@ from typing import Any
 from mindspore import Parameter
 
 from first_order import checks, tensor_checks
-from first_order.base import check_rate, parameter_groups
+from first_order.base import check_rate, decays_by_rule, parameter_groups
 
 
 @dataclass(frozen=True)
@@ -91,8 +91,8 @@ def _check_members(members: Sequence[Parameter], index: int, flatten: bool) -> N
 
 def _by_name(parameters: list[Parameter]) -> list[dict[str, Any]]:
     """Groups for parameters outside groups: by ``nn.Optimizer``'s rule those named beta or gamma do not decay."""
-    still = [p for p in parameters if "beta" in p.name or "gamma" in p.name]
-    others = [p for p in parameters if all(p is not each for each in still)]
+    still = [p for p in parameters if not decays_by_rule(p)]
+    others = [p for p in parameters if decays_by_rule(p)]
     groups: list[dict[str, Any]] = [{"params": others}, {"params": still, "weight_decay": 0.0}]
     return [group for group in groups if group["params"]]
 

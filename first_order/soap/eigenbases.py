@@ -13,6 +13,8 @@ from __future__ import annotations
 from mindspore import ops
 from mindspore.ops.operations.linalg_ops import Eigh
 
+from first_order.adam import moments_after
+
 #: The operators themselves: the functions around them check arguments inside the graph, for each weight anew.
 _EIGH, _QR, _SORT_DOWN = Eigh(True), ops.operations.Qr(False), ops.Sort(-1, True)
 
@@ -121,8 +123,7 @@ def adam_in_basis(x, m, v, g, axes, bases, rate, keep, beta1, beta2, epsilon, no
     ``normalize`` the step has root mean square ``rate``.
     """
     turned = rotated(g, axes, bases)
-    m = beta1 * m + (1 - beta1) * turned
-    v = beta2 * v + (1 - beta2) * (turned * turned)
+    m, v = moments_after(m, v, turned, beta1, beta2)
     step = rotated_back(m / (ops.sqrt(v) + epsilon), axes, bases)
     if normalize:
         step = step / (ops.sqrt((step * step).mean()) + 1e-30)

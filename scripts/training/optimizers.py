@@ -91,22 +91,12 @@ def _thor(
     updates_per_epoch = steps_per_epoch / settings.accumulation
     sharing = _sharing(settings)
     moving: dict[str, Any]
-    if own.precondition == "eigenbasis":
-        moving = {
-            "learning_rate": thor_rate(settings, updates_per_epoch),
-            "weight_decay": own.weight_decay,
-            "params": decay_groups(network, settings, own.weight_decay),
-            "beta1": own.beta1,
-            "beta2": own.beta2,
-            "epsilon": own.epsilon,
-        }
-    elif own.inner == "adam":
+    if own.inner == "adam":
         adam = settings.adam.model_copy(update={name: getattr(own, name) for name in THOR_KEYS_FOR_ADAM})
         moving = {"learning_rate": None, "inner": _optimizer("adam", adam, settings, network, updates_per_epoch)}
     else:
         moving = {
             "learning_rate": thor_rate(settings, updates_per_epoch),
-            "momentum": own.momentum,
             "weight_decay": own.weight_decay,
             "params": decay_groups(network, settings, own.weight_decay),
         }
@@ -134,7 +124,7 @@ def _thor(
 
 
 def _curvature(settings: TrainSettings, updates_per_epoch: float) -> dict[str, Any]:
-    """The settings of thor.THOR whose defaults depend on the way to precondition."""
+    """The settings of thor.THOR that depend on the way to precondition, or whose defaults do."""
     own = settings.thor
     values: dict[str, Any] = {
         "split": own.split,
@@ -143,8 +133,14 @@ def _curvature(settings: TrainSettings, updates_per_epoch: float) -> dict[str, A
         "factor_decay": own.factor_decay,
     }
     if own.precondition == "eigenbasis":
-        return {name: value for name, value in values.items() if name in own.model_fields_set}
-    return values | {"damping": thor_damping(settings, updates_per_epoch), "rank": own.rank, "clip": own.clip}
+        given = {name: value for name, value in values.items() if name in own.model_fields_set}
+        return given | {"beta1": own.beta1, "beta2": own.beta2, "epsilon": own.epsilon}
+    return values | {
+        "damping": thor_damping(settings, updates_per_epoch),
+        "momentum": own.momentum,
+        "rank": own.rank,
+        "clip": own.clip,
+    }
 
 
 def _loss_scale(settings: TrainSettings) -> Any:
@@ -289,6 +285,8 @@ def muon_groups(network: nn.Cell, settings: TrainSettings) -> list[dict[str, Any
 
     Weight decay acts as `decay_groups` and MindSpore's rule for names say.
     """
+    from first_order.base import decays_by_rule
+
     own, weights = settings.muon, network.trainable_params()
     if own.adamw is None:
         by_name = [p for p in weights if p.ndim > 1 and "embedding" not in p.name][-1:]
@@ -298,7 +296,7 @@ def muon_groups(network: nn.Cell, settings: TrainSettings) -> list[dict[str, Any
     groups: dict[tuple[bool, bool], dict[str, Any]] = {}
     for weight in weights:
         adamw = any(weight is each for each in by_name)
-        decays = not ("beta" in weight.name or "gamma" in weight.name) if settings.decay_all else weight.ndim > 1
+        decays = decays_by_rule(weight) if settings.decay_all else weight.ndim > 1
         fresh = {"params": [], "weight_decay": own.weight_decay if decays else 0.0} | (
             {"use_muon": False} if adamw else {}
         )

@@ -10,7 +10,8 @@ import mindspore as ms
 from mindspore import Parameter, nn, ops
 
 import first_order
-from first_order.checks import number
+from first_order.base import decays_by_rule
+from first_order.checks import below_1, number
 from thor.settings.along import Along
 from thor.settings.kinds import EIGENBASIS
 from thor.settings.options import Options
@@ -41,7 +42,7 @@ def decays_by_name(weights: Iterable[Any], decay: float) -> dict[int, float]:
 
     Weights whose names contain "beta" or "gamma" do not decay.
     """
-    return {id(w): 0.0 if "beta" in w.name or "gamma" in w.name else decay for w in weights}
+    return {id(w): decay if decays_by_rule(w) else 0.0 for w in weights}
 
 
 def decays_itself(inner: nn.Optimizer) -> bool:
@@ -120,7 +121,7 @@ def default_inner(
     if not weights:
         raise ValueError("net has no trainable weights: nothing to optimize")
     weights = [listed(item) if isinstance(item, dict) else item for item in weights]
-    keep = number("momentum", momentum, 0.0, 1.0, open_high=True)
+    keep = below_1("momentum", momentum)
     if options.weight_decay_mode == "coupled":
         return nn.Momentum(weights, initial, keep, options.weight_decay), {}
     decays: dict[int, float] = {}

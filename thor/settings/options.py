@@ -122,7 +122,7 @@ def read_options(
         damping=None if damping is None else HostSchedule("damping", damping),
         interval=HostSchedule("interval", interval, low=1, above=False, integer=True),
         factor_interval=gather,
-        factor_decay=number("factor_decay", factor_decay, 0.0, 1.0, open_high=True),
+        factor_decay=below_1("factor_decay", factor_decay),
         refresh=refresh,
         plan=block_plan(DEFAULT_BLOCK_SIZE if auto else block_size, split, rank),
         auto=auto,
