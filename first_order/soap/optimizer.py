@@ -95,12 +95,12 @@ class SOAP(DecoupledDecay):
         self.correct_bias = checks.flag("correct_bias", correct_bias)
         self.m = ParameterTuple(self.working_state("soap_m", range(self.param_length)))
         self.v = ParameterTuple(self.working_state("soap_v", range(self.param_length)))
-        self.moves = nn.CellList([self._move(i) for i in range(self.param_length)], auto_prefix=False)
+        self.moves = nn.CellList([self._step_of(i) for i in range(self.param_length)], auto_prefix=False)
         self.chunks = tuple(range(0, self.param_length, CHUNK))
         self.rotating = tuple(i for i, move in enumerate(self.moves) if move.axes)
         self.rotating_chunks = tuple(range(0, len(self.rotating), CHUNK))
 
-    def _move(self, i: int) -> RotatedStep:
+    def _step_of(self, i: int) -> RotatedStep:
         largest, merge, vectors = self.shapes
         weight = self.parameters[i]
         shape = merged_shape(weight.shape, largest, merge)
@@ -114,26 +114,43 @@ class SOAP(DecoupledDecay):
         if len(gradients) != self.param_length:
             raise ValueError(f"gradients must be {self.param_length}, one for each parameter, but got {len(gradients)}")
         if self.are_dense(gradients):  # asked before the branches, which would fail with an obscure message
-            self._branch(self.unscaled(gradients))
+            self._start_or_move(self.unscaled(gradients), self.global_step.reshape(()))
         return self.assignadd(self.global_step, self.global_step_increase_tensor)
 
-    def _branch(self, gradients):
+    # The branches below depend on a Tensor. Each method returns one, as branches without a result sometimes do not
+    # compile.
+
+    def _start_or_move(self, gradients, t):
         """Start the eigenbases, or update every weight."""
-        t, share = self.global_step.reshape(()), self.shampoo_beta.value()
         if t == 0:
-            for start in self.rotating_chunks:
-                self._start_chunk(start, gradients, share)
-        else:
-            rates, keeps = self.rates_and_keeps()
-            betas = (self.beta1.value(), self.beta2.value(), self.epsilon.value(), share)
-            correction = ops.ones_like(betas[0])
-            if self.correct_bias:
-                correction = bias_correction(t, betas[0], betas[1], betas[0].dtype)
-            for start in self.chunks:
-                self._move_chunk(start, gradients, rates, keeps, correction, betas)
-            if t % self.precondition_frequency == 0:
-                for start in self.rotating_chunks:
-                    self._renew_chunk(start)
+            return self._start(gradients, t)
+        return self._move_all(gradients, t)
+
+    def _start(self, gradients, t):
+        """Start the eigenbases."""
+        share = self.shampoo_beta.value()
+        for start in self.rotating_chunks:
+            self._start_chunk(start, gradients, share)
+        return t
+
+    def _move_all(self, gradients, t):
+        """Update every weight, and renew the eigenbases when it is time."""
+        rates, keeps = self.rates_and_keeps()
+        betas = (self.beta1.value(), self.beta2.value(), self.epsilon.value(), self.shampoo_beta.value())
+        correction = ops.ones_like(betas[0])
+        if self.correct_bias:
+            correction = bias_correction(t, betas[0], betas[1], betas[0].dtype)
+        for start in self.chunks:
+            self._move_chunk(start, gradients, rates, keeps, correction, betas)
+        if t % self.precondition_frequency == 0:
+            return self._renew(t)
+        return t
+
+    def _renew(self, t):
+        """Renew the eigenbases."""
+        for start in self.rotating_chunks:
+            self._renew_chunk(start)
+        return t
 
     def _start_chunk(self, start, gradients, share):
         """Start the eigenbases of up to CHUNK weights."""
