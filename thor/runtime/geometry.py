@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import math
 
-from mindspore import mint, nn, ops
+import numpy as np
+from mindspore import Tensor, mint, nn, ops
 
-from thor.runtime.graph_ops import shared
+from thor.runtime.graph_ops import is_at_least, shared
+
+_gather = ops.Gather()
 
 #: Classes of convolutions over one and over three axes; all others are over two.
 _OVER_ONE = (nn.Conv1d, nn.Conv1dTranspose)
@@ -54,7 +57,7 @@ class Geometry(nn.Cell):
 
 @ops.constexpr
 def _way(kernel: tuple[int, int], stride: tuple[int, int], pads: tuple[int, int, int, int]) -> int:
-    """How patches are found, decided at compile time: a branch is no part of a tap's ``bprop`` (thor/capture/taps.py)."""
+    """How patches are found: as they are, unfolded, or padded and unfolded."""
     if kernel == (1, 1) and stride == (1, 1) and not any(pads):
         return 0
     return 1 if pads[0] == pads[1] and pads[2] == pads[3] else 2
@@ -93,18 +96,28 @@ class VolumeGeometry(nn.Cell):
     def construct(self, x):
         """Patches [B, C k, P] of x [B, C, D, H, W]: planes at one place of the kernel's depth are unfolded together."""
         batch, channels, depth, height, width = x.shape
-        front, back = self.padding(depth)
-        if front + back > 0:
-            x = ops.pad(x, (0, 0, 0, 0, front, back))
-        planes = output_length(depth + front + back, self.kernel, self.stride, self.dilation)
-        unfolded = []
-        for place in range(self.kernel):
-            first = place * self.dilation
-            chosen = x[:, :, first : first + self.stride * (planes - 1) + 1 : self.stride]
-            images = chosen.transpose(0, 2, 1, 3, 4).reshape(batch * planes, channels, height, width)
-            unfolded.append(self.plane(images))
-        patches = ops.stack(unfolded, 0).reshape(self.kernel, batch, planes, channels, self.plane.area, -1)
-        return patches.transpose(1, 3, 0, 4, 2, 5).reshape(batch, channels * self.area, -1)
+        pads = self.padding(depth)
+        planes = output_length(depth + pads[0] + pads[1], self.kernel, self.stride, self.dilation)
+        x = (_itself, _padded_in_depth)[is_at_least(pads[0] + pads[1], 1)](x, pads)
+        chosen = _gather(x, _planes(self.kernel, planes, self.stride, self.dilation), 2)
+        images = chosen.transpose(0, 2, 1, 3, 4).reshape(batch * self.kernel * planes, channels, height, width)
+        patches = self.plane(images).reshape(batch, self.kernel, planes, channels, self.plane.area, -1)
+        return patches.transpose(0, 3, 1, 4, 2, 5).reshape(batch, channels * self.area, -1)
+
+
+@ops.constexpr
+def _planes(kernel: int, count: int, stride: int, dilation: int) -> Tensor:
+    """The planes that a kernel of so many places sees at ``count`` outputs, place by place."""
+    places, outputs = np.arange(kernel) * dilation, np.arange(count) * stride
+    return Tensor((places[:, None] + outputs).reshape(-1).astype(np.int32))
+
+
+def _itself(x, pads):
+    return x
+
+
+def _padded_in_depth(x, pads):
+    return ops.Pad(((0, 0), (0, 0), pads, (0, 0), (0, 0)))(x)
 
 
 def groups_of(conv: nn.Cell) -> int:
