@@ -5,7 +5,7 @@ from __future__ import annotations
 from mindspore import nn
 
 from thor.capture.pair_taps import PairTap
-from thor.factors import formulas
+from thor.factors import formulas, norm_formulas
 from thor.runtime.graph_ops import ones_of, shared, zeros_of
 
 
@@ -24,14 +24,14 @@ class OfLayerScale(nn.Cell):
         self.epsilon = epsilon
 
     def construct(self, gradient, x):
-        return gradient * formulas.layer_normalized(x, self.epsilon)
+        return gradient * norm_formulas.layer_normalized(x, self.epsilon)
 
 
 class OfBatchScale(OfLayerScale):
     """As :class:`OfLayerScale`, of a BatchNorm, both [B, C, ...]."""
 
     def construct(self, gradient, x):
-        return gradient * formulas.batch_normalized(x, self.epsilon)
+        return gradient * norm_formulas.batch_normalized(x, self.epsilon)
 
 
 class OfGroupScale(nn.Cell):
@@ -42,7 +42,7 @@ class OfGroupScale(nn.Cell):
         self.groups, self.epsilon = groups, epsilon
 
     def construct(self, gradient, x):
-        return gradient * formulas.group_normalized(x, self.groups, self.epsilon)
+        return gradient * norm_formulas.group_normalized(x, self.groups, self.epsilon)
 
 
 class OfRows(nn.Cell):
@@ -65,7 +65,7 @@ class OfExamples(nn.Cell):
         self.rows, self.channel_last = rows, channel_last
 
     def construct(self, gradient, dout):
-        gradient = formulas.per_example(gradient, self.channel_last)
+        gradient = norm_formulas.per_example(gradient, self.channel_last)
         _, terms = self.rows(gradient)
         return gradient, terms
 
