@@ -10,12 +10,12 @@ from mindspore import Parameter, nn
 from first_order.cells import delete_unregistered, set_unregistered
 from thor.capture.attention import SLOTS, TappedAttention, port_of, slot_of
 from thor.capture.layer_classes import class_of, is_embedding
+from thor.capture.norm_taps import NormTap
 from thor.capture.pair_taps import (
     AsImages,
     AsRows,
     ChannelsFirst,
     EmbeddingTap,
-    NormTap,
     PairPort,
     PlanesJoined,
     RowsPort,

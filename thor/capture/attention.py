@@ -26,7 +26,7 @@ from mindspore import Parameter, nn, ops
 
 from thor.capture.pair_taps import AsRows, PairPort, PairTap, RowsPort, RowsTap
 from thor.factors.statistics import Statistics
-from thor.runtime.graph_ops import reshaped, shared
+from thor.runtime.graph_ops import after, reshaped, shared, zeros_of
 
 #: Where the ports of a captured attention are: "thor_input" is that of the weight in thirds.
 SLOTS = ("thor_input", "thor_query", "thor_key", "thor_value", "thor_output")
@@ -78,7 +78,8 @@ class ThirdsTap(PairTap):
         self.inputs, self.outputs, self.rows, self.shape = inputs, outputs, rows, shape
 
     def construct(self, q, k, v, x_q, x_k, x_v, a_blocks, a_probe, a_uses, g_blocks, g_probe, g_uses):
-        return q, k, v
+        later = (k, v, x_q, x_k, x_v, a_blocks, a_probe, a_uses, g_blocks, g_probe, g_uses)
+        return after(q, later), k, v
 
     def bprop(self, q, k, v, x_q, x_k, x_v, a_blocks, a_probe, a_uses, g_blocks, g_probe, g_uses, out, dout):
         g_q, g_k, g_v = self.shape(dout[0]), self.shape(dout[1]), self.shape(dout[2])
@@ -86,7 +87,7 @@ class ThirdsTap(PairTap):
         a, a_beside, one = self.inputs(self.shape(x_q), self.shape(x_k), self.shape(x_v), of_q, of_k, of_v, a_probe)
         g, g_beside, _ = self.outputs(g_q, g_k, g_v, of_q, of_k, of_v, g_probe)
         return (
-            dout[0], dout[1], dout[2], ops.zeros_like(x_q), ops.zeros_like(x_k), ops.zeros_like(x_v),
+            dout[0], dout[1], dout[2], zeros_of(x_q), zeros_of(x_k), zeros_of(x_v),
             a, a_beside, one, g, g_beside, one,
         )  # fmt: skip
 

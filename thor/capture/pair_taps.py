@@ -13,6 +13,7 @@ from mindspore import Parameter, nn, ops
 
 from thor.factors import formulas
 from thor.factors.statistics import Statistics
+from thor.runtime.graph_ops import after, first_entries, reshaped, zeros_of
 
 
 class PairPort(nn.Cell):
@@ -36,9 +37,10 @@ class PairTap(nn.Cell):
 
     def __init__(self):
         super().__init__(auto_prefix=False)
+        self.add_flags(no_inline=True)
 
     def construct(self, y, x, a_blocks, a_probe, a_uses, g_blocks, g_probe, g_uses):
-        return y
+        return after(y, (x, a_blocks, a_probe, a_uses, g_blocks, g_probe, g_uses))
 
 
 class RowsPort(PairPort):
@@ -62,7 +64,12 @@ class AsImages(nn.Cell):
     """[B, C, H, W] and [B, C, D, H, W] as they are, and [B, C, L] as images of one row."""
 
     def construct(self, x):
-        return x.expand_dims(2) if x.ndim == 3 else x
+        return reshaped(x, _shape_of_images(x.shape))
+
+
+@ops.constexpr
+def _shape_of_images(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return (*shape[:2], 1, shape[2]) if len(shape) == 3 else shape
 
 
 class ChannelsFirst(nn.Cell):
@@ -80,7 +87,8 @@ class WithoutLast(nn.Cell):
         self.rows, self.columns = rows, columns
 
     def construct(self, x):
-        return x[:, :, : x.shape[2] - self.rows, : x.shape[3] - self.columns]
+        batch, channels, rows, columns = x.shape
+        return first_entries(x, (batch, channels, rows - self.rows, columns - self.columns))
 
 
 class PlanesJoined(nn.Cell):
@@ -103,7 +111,7 @@ class RowsTap(PairTap):
         self.of_input, self.of_output = of_input, of_output
 
     def bprop(self, y, x, a_blocks, a_probe, a_uses, g_blocks, g_probe, g_uses, out, dout):
-        return (dout, ops.zeros_like(x)) + self.gathered(x, self.of_output(dout), a_probe, g_probe)
+        return (dout, zeros_of(x)) + self.gathered(x, self.of_output(dout), a_probe, g_probe)
 
     def gathered(self, x, gradient, a_probe, g_probe):
         """The statistics of A and of G, from the input and from the output's gradient in its form."""
@@ -134,11 +142,11 @@ class StandardizedTap(RowsTap):
     """As :class:`RowsTap`, with the gradient of each output divided by the deviation of its weights."""
 
     def construct(self, y, x, deviations, a_blocks, a_probe, a_uses, g_blocks, g_probe, g_uses):
-        return y
+        return after(y, (x, deviations, a_blocks, a_probe, a_uses, g_blocks, g_probe, g_uses))
 
     def bprop(self, y, x, deviations, a_blocks, a_probe, a_uses, g_blocks, g_probe, g_uses, out, dout):
         gradient = self.of_output(dout) / deviations.reshape(1, -1, 1, 1)
-        return (dout, ops.zeros_like(x), ops.zeros_like(deviations)) + self.gathered(x, gradient, a_probe, g_probe)
+        return (dout, zeros_of(x), zeros_of(deviations)) + self.gathered(x, gradient, a_probe, g_probe)
 
 
 class EmbeddingTap(PairTap):
@@ -153,41 +161,7 @@ class EmbeddingTap(PairTap):
         valid, _ = self.rows(gradients)
         blocks, beside, one = self.outputs(gradients, valid, g_probe)
         frequencies = formulas.token_frequencies(x, self.vocabulary, valid)
-        return dout, ops.zeros_like(x), frequencies, ops.zeros_like(a_probe), one, blocks, beside, one
-
-
-class NormTap(PairTap):
-    """A: 1; G: the diagonal Fisher of a normalisation layer's scale or shift.
-
-    ``norm`` is "layer", "batch" or "group". ``by_row``: every row is a term (LayerNorm, weight sharing "expand"); else
-    every example is one.
-    """
-
-    def __init__(self, norm: str, is_scale: bool, epsilon: float, groups: int, rows: nn.Cell, by_row: bool):
-        super().__init__()
-        self.channel_last, self.is_scale, self.epsilon = norm == "layer", is_scale, epsilon
-        self.groups, self.rows, self.by_row = groups, rows, by_row
-
-    def bprop(self, y, x, a_blocks, a_probe, a_uses, g_blocks, g_probe, g_uses, out, dout):
-        gradient = dout.astype(a_blocks.dtype)
-        if self.is_scale:
-            if self.channel_last:
-                gradient = gradient * formulas.layer_normalized(x, self.epsilon)
-            elif self.groups > 0:
-                gradient = gradient * formulas.group_normalized(x, self.groups, self.epsilon)
-            else:
-                gradient = gradient * formulas.batch_normalized(x, self.epsilon)
-        if self.by_row:
-            gradient = gradient.reshape(-1, gradient.shape[-1])
-            _, terms = self.rows(dout.reshape(-1, dout.shape[-1]))
-        else:
-            gradient = formulas.per_example(gradient, self.channel_last)
-            _, terms = self.rows(gradient)
-        fisher = formulas.diagonal_fisher(gradient, terms)
-        return (
-            dout, ops.zeros_like(x), ops.ones_like(a_blocks), ops.zeros_like(a_probe), ops.ones_like(a_uses),
-            fisher, ops.zeros_like(g_probe), ops.ones_like(g_uses),
-        )  # fmt: skip
+        return dout, zeros_of(x), frequencies, zeros_of(a_probe), one, blocks, beside, one
 
 
 class TiedTap(PairTap):
@@ -203,7 +177,7 @@ class TiedTap(PairTap):
         trace = rows.sum() * formulas.traces(blocks).sum()
         scale = formulas.balance(rows, blocks, width)
         return (
-            dout, ops.zeros_like(x), rows * scale, ops.zeros_like(a_probe), one,
+            dout, zeros_of(x), rows * scale, zeros_of(a_probe), one,
             blocks / scale, beside / scale, one * trace,
         )  # fmt: skip
 

@@ -133,5 +133,6 @@ class Refresher:
         """Warn once for each layer that the network has never called."""
         for name in [self.layers[i].name for i in indices if self.layers[i].name not in self._reported]:
             self._reported.add(name)
-            logger.warning("step %d: the network has not called layer %s so far (its weights may be used elsewhere); "
-                           "it takes the plain gradient", step, name)  # fmt: skip
+            logger.warning("step %d: the network has not called layer %s so far, or the loss holds its output's "
+                           "derivatives alone (its weights may be used elsewhere); it takes the plain gradient",
+                           step, name)  # fmt: skip

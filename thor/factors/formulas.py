@@ -36,14 +36,16 @@ Only the diagonal blocks are computed, [e c n, b, R] x [e c n, R, b]: no d x d p
 from __future__ import annotations
 
 import mindspore as ms
-from mindspore import ops
+import numpy as np
+from mindspore import Tensor, ops
 
-from thor.runtime.graph_ops import constant, constants, reshaped, swapped
+from thor.runtime.graph_ops import constant, constants, first_entries, is_at_least, ones_of, reshaped, swapped
 
 _product, _sum = ops.MatMul(), ops.ReduceSum()
 _gram, _gram_by_rows = ops.BatchMatMul(transpose_b=True), ops.BatchMatMul(transpose_a=True)
 _append, _append_by_rows = ops.Concat(2), ops.Concat(3)
-_cast = ops.Cast()
+_cast, _gather = ops.Cast(), ops.Gather()
+_sum_by_id = ops.UnsortedSegmentSum()
 
 #: From this number of positions on, each example is a part. With fewer, its product would be larger than its features.
 PART_POSITIONS = 128
@@ -52,13 +54,26 @@ PART_POSITIONS = 128
 def first_examples(x, share):
     """The first k of the N examples in x (axis 0), k being ``share`` of N but at least 1; and N / k."""
     count = x.shape[0]
-    kept = max(1, int(count * share))
-    if kept == count:
-        return x, 1.0
-    return x[:kept], count / kept
+    kept = part_of(count, share)
+    return (_first_rows, _itself)[is_at_least(kept, count)](x, kept), count / kept
 
 
-def terms_of(examples, rows):
+def _first_rows(x, count):
+    return first_entries(x, (count,) + x.shape[1:])
+
+
+def _itself(x, _):
+    return x
+
+
+@ops.constexpr
+def part_of(count: int, share: float) -> int:
+    """A share of a number, but at least 1."""
+    return max(1, int(count * share))
+
+
+@ops.constexpr
+def terms_of(examples: int, rows: int) -> int:
     """The number of terms: that of the batch's examples; of ``rows`` where the batch is unknown, which is 0."""
     return examples if examples > 0 else rows
 
@@ -148,17 +163,42 @@ def deviations(weight):
 
 def apart(features, batch):
     """Features of B examples as [B, c, d, P]: undoes the joining of all rows in one part (:func:`parts`)."""
-    count, copies, dim, rows = features.shape
-    if count == batch:
-        return features
+    return (_taken_apart, _itself)[is_at_least(features.shape[0], batch)](features, batch)
+
+
+def _taken_apart(features, batch):
+    _, copies, dim, rows = features.shape
     return reshaped(swapped(features, 1, copies * dim, batch, rows // batch), (batch, copies, dim, rows // batch))
 
 
 def mask_of(valid, features):
-    """A mask of rows in a shape that multiplies their features, by rows or not."""
-    if len(valid.shape) == 1:
-        return reshaped(valid, (1, 1, -1, 1))
-    return reshaped(valid, (features.shape[0], 1, 1, -1))
+    """A mask of rows, [N] or [B, P], in a shape that multiplies their features, by rows or not."""
+    return reshaped(valid, _shape_of_mask(valid.ndim, features.shape[0]))
+
+
+@ops.constexpr
+def _shape_of_mask(axes: int, count: int) -> tuple[int, ...]:
+    return (1, 1, -1, 1) if axes == 1 else (count, 1, 1, -1)
+
+
+def scale_of_counted_sum(terms, counted):
+    """The scale of a G of which ``counted`` of M terms are gathered."""
+    return terms * terms / counted
+
+
+def scale_of_counted_mean(_, counted):
+    """The scale of an A of so many rows."""
+    return 1.0 / counted
+
+
+def scale_of_sums(terms, _):
+    """The scale of G for one row an example, its sum."""
+    return 1.0 * terms
+
+
+def scale_of_means(_, batch):
+    """The scale of A for one row an example, its mean."""
+    return 1.0 / batch
 
 
 def reduced_conv(features, scale, by_sum):
@@ -166,9 +206,14 @@ def reduced_conv(features, scale, by_sum):
 
     ``scale`` is that of the reduced features.
     """
-    reduced = features.sum(-1) if by_sum else features.mean(-1)
-    batch, copies, dim = reduced.shape
+    batch, copies, dim, positions = features.shape
+    reduced = _sum(features, -1) * _weight_of_positions(positions, by_sum)
     return reduced.transpose(1, 2, 0).reshape(1, copies, dim, batch), scale, batch
+
+
+@ops.constexpr
+def _weight_of_positions(positions: int, by_sum: bool) -> float:
+    return 1.0 if by_sum else 1.0 / positions
 
 
 def rows_with_gradient(g):
@@ -184,14 +229,21 @@ def positions_with_gradient(g):
 
 def at_least_one(count):
     """A count as a divisor."""
-    return ops.maximum(count, ops.ones_like(count))
+    return ops.maximum(count, ones_of(count))
 
 
 def parts(values, groups):
     """[B, C, P] as features: each example is a part if it has many positions, else all rows are in one part."""
+    return (_joined_parts, _parts_of_examples)[is_at_least(values.shape[2], PART_POSITIONS)](values, groups)
+
+
+def _parts_of_examples(values, groups):
     batch, channels, positions = values.shape
-    if positions >= PART_POSITIONS:
-        return reshaped(values, (batch, groups, channels // groups, positions))
+    return reshaped(values, (batch, groups, channels // groups, positions))
+
+
+def _joined_parts(values, groups):
+    batch, channels, positions = values.shape
     rows = swapped(values, 1, batch, channels, positions)
     return reshaped(rows, (1, groups, channels // groups, batch * positions))
 
@@ -201,7 +253,7 @@ def token_frequencies(ids, vocabulary, valid):
 
     Only the ids count whose entry in ``valid`` [N], of 0 and 1, is 1.
     """
-    counts = ops.unsorted_segment_sum(valid, ids.reshape(-1), vocabulary)
+    counts = _sum_by_id(valid, ids.reshape(-1), vocabulary)
     return (counts / at_least_one(valid.sum())).reshape(1, vocabulary, 1, 1)
 
 
@@ -213,15 +265,8 @@ def balance(rows, blocks, dim):
     uses. ``rows`` is the diagonal of R, ``blocks`` are those of C, of dimension ``dim``.
     """
     mean_rows, mean_columns = rows.mean(), traces(blocks).sum() / dim
-    floor = ops.full_like(mean_rows, 1e-30)
+    floor = constant((), 1e-30)
     return ops.sqrt(ops.maximum(mean_columns, floor) / ops.maximum(mean_rows, floor))
-
-
-def per_example(values, channel_last):
-    """Sum values over all axes but those of examples (axis 0) and channels: [B, C]."""
-    if channel_last:
-        return values.reshape(values.shape[0], -1, values.shape[-1]).sum(1)
-    return values.reshape(values.shape[0], values.shape[1], -1).sum(-1)
 
 
 def diagonal_fisher(gradients, terms):
@@ -231,27 +276,6 @@ def diagonal_fisher(gradients, terms):
     the mean of the squares of these gradients.
     """
     return ((gradients * gradients).sum(0) * terms).reshape(1, gradients.shape[1], 1, 1)
-
-
-def batch_normalized(x, epsilon):
-    """Normalise x [B, C, ...] to mean 0 and variance 1 in each channel, over examples and positions."""
-    flat = x.astype(ms.float32).reshape(x.shape[0], x.shape[1], -1)
-    centred = flat - flat.mean((0, 2), keep_dims=True)
-    return (centred * ops.rsqrt((centred * centred).mean((0, 2), keep_dims=True) + epsilon)).reshape(x.shape)
-
-
-def layer_normalized(x, epsilon):
-    """Normalise x [..., C] to mean 0 and variance 1 along its last axis."""
-    x = x.astype(ms.float32)
-    centred = x - x.mean(-1, keep_dims=True)
-    return centred * ops.rsqrt((centred * centred).mean(-1, keep_dims=True) + epsilon)
-
-
-def group_normalized(x, groups, epsilon):
-    """Normalise x [B, C, ...] to mean 0 and variance 1 in each example and group of channels."""
-    flat = x.astype(ms.float32).reshape(x.shape[0], groups, -1)
-    centred = flat - flat.mean(-1, keep_dims=True)
-    return (centred * ops.rsqrt((centred * centred).mean(-1, keep_dims=True) + epsilon)).reshape(x.shape)
 
 
 def append_constants(features, values):
@@ -342,5 +366,10 @@ def sum_over_parts(values):
 def traces(blocks):
     """The trace of each copy's factor, [c], from its blocks [c, n, b, b]."""
     copies, count, size, _ = blocks.shape
-    diagonal = ops.range(0, size * size, size + 1)
-    return ops.gather(blocks.reshape(copies * count, size * size), diagonal, 1).reshape(copies, -1).sum(-1)
+    diagonals = _gather(blocks.reshape(copies * count, size * size), _diagonal_entries(size), 1)
+    return _sum(diagonals.reshape(copies, -1), -1)
+
+
+@ops.constexpr
+def _diagonal_entries(size: int) -> Tensor:
+    return Tensor(np.arange(0, size * size, size + 1, dtype=np.int32))

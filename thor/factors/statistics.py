@@ -11,7 +11,7 @@ from mindspore import nn, ops
 from thor.factors import formulas
 from thor.factors.blocks import Cut
 from thor.runtime.geometry import Geometry, VolumeGeometry
-from thor.runtime.graph_ops import constant, shared
+from thor.runtime.graph_ops import constant, shared, zeros_of
 
 #: How the rows of a layer belong to the loss's terms (formulas.py).
 POOLED, EXPAND, REDUCE = "pooled", "expand", "reduce"
@@ -144,12 +144,13 @@ class ReducedConv(Features):
     def __init__(self, features: nn.Cell, by_sum: bool):
         super().__init__()
         self.features, self.by_sum = features, by_sum
+        self.scale = formulas.scale_of_sums if by_sum else formulas.scale_of_means
 
     def construct(self, x):
         features, _, _ = self.features(x)
         batch = x.shape[0]
         terms = formulas.terms_of(self.batch.examples, batch)
-        scale = 1.0 * terms if self.by_sum else 1.0 / batch
+        scale = self.scale(terms, batch)
         return formulas.reduced_conv(formulas.apart(features, batch), scale, self.by_sum)
 
 
@@ -206,7 +207,7 @@ class NothingBeside(nn.Cell):
     """Zeros, for plain blocks: they have no scaled mean and no low-rank part."""
 
     def construct(self, features, scale, rows, probe):
-        return ops.zeros_like(probe)
+        return zeros_of(probe)
 
 
 class MeanBeside(nn.Cell):
@@ -305,7 +306,7 @@ class CountedStatistics(Statistics):
 
     def __init__(self, features: nn.Cell, blocks: nn.Cell, beside: nn.Cell, share: float, is_sum: bool):
         super().__init__(features, blocks, beside)
-        self.share, self.is_sum = share, is_sum
+        self.share, self.scale = share, formulas.scale_of_counted_sum if is_sum else formulas.scale_of_counted_mean
 
     def construct(self, x, valid, probe):
         terms = formulas.at_least_one(valid.sum())
@@ -314,7 +315,7 @@ class CountedStatistics(Statistics):
         counted = formulas.at_least_one(valid.sum())
         features, _, _ = self.features(x)
         features = features * formulas.mask_of(valid, features)
-        scale = terms * terms / counted if self.is_sum else 1.0 / counted
+        scale = self.scale(terms, counted)
         return self.blocks(features, scale), self.beside(features, scale, counted, probe), constant((1,), 1.0)
 
 

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import math
 
-from mindspore import mint, nn, ops
+import numpy as np
+from mindspore import Tensor, mint, nn, ops
 
-from thor.runtime.graph_ops import shared
+from thor.runtime.graph_ops import is_at_least, shared
+
+_gather = ops.Gather()
 
 #: Classes of convolutions over one and over three axes; all others are over two.
 _OVER_ONE = (nn.Conv1d, nn.Conv1dTranspose)
@@ -34,12 +37,8 @@ class Geometry(nn.Cell):
 
     def padding(self, height: int, width: int) -> tuple[int, int, int, int]:
         """Padding (top, bottom, left, right) of an input of ``height`` x ``width``, in MindSpore's three pad modes."""
-        if self.pad_mode == "valid":
-            return (0, 0, 0, 0)
-        if self.pad_mode == "pad":
-            return self.pads
-        rows = same_padding(height, self.kernel[0], self.stride[0], self.dilation[0])
-        columns = same_padding(width, self.kernel[1], self.stride[1], self.dilation[1])
+        rows = padding_along(height, self.kernel[0], self.stride[0], self.dilation[0], self.pad_mode, self.pads[:2])
+        columns = padding_along(width, self.kernel[1], self.stride[1], self.dilation[1], self.pad_mode, self.pads[2:])
         return rows + columns
 
     def output_size(self, height: int, width: int) -> tuple[int, int]:
@@ -51,14 +50,33 @@ class Geometry(nn.Cell):
 
     def construct(self, x):
         """Patches [B, C k, P] of x [B, C, H, W]."""
-        batch, channels, height, width = x.shape
-        if self.kernel == (1, 1) and self.stride == (1, 1) and self.padding(height, width) == (0, 0, 0, 0):
-            return x.reshape(batch, channels, height * width)
-        top, bottom, left, right = self.padding(height, width)
-        if top == bottom and left == right:
-            return ops.unfold(x, self.kernel, self.dilation, (top, left), self.stride)
-        x = ops.pad(x, (left, right, top, bottom))
-        return ops.unfold(x, self.kernel, self.dilation, (0, 0), self.stride)
+        pads = self.padding(x.shape[2], x.shape[3])
+        way = _way(self.kernel, self.stride, pads)
+        return (_as_it_is, _unfolded, _padded_and_unfolded)[way](x, self.kernel, self.stride, self.dilation, pads)
+
+
+@ops.constexpr
+def _way(kernel: tuple[int, int], stride: tuple[int, int], pads: tuple[int, int, int, int]) -> int:
+    """How patches are found: as they are, unfolded, or padded and unfolded."""
+    if kernel == (1, 1) and stride == (1, 1) and not any(pads):
+        return 0
+    return 1 if pads[0] == pads[1] and pads[2] == pads[3] else 2
+
+
+def _as_it_is(x, kernel, stride, dilation, pads):
+    batch, channels, height, width = x.shape
+    return x.reshape(batch, channels, height * width)
+
+
+def _unfolded(x, kernel, stride, dilation, pads):
+    batch, channels, _, _ = x.shape
+    patches = ops.Im2Col(ksizes=kernel, strides=stride, dilations=dilation, pads=(pads[0], pads[2]))(x)
+    return patches.reshape(batch, channels * kernel[0] * kernel[1], -1)
+
+
+def _padded_and_unfolded(x, kernel, stride, dilation, pads):
+    x = ops.Pad(((0, 0), (0, 0), pads[:2], pads[2:]))(x)
+    return _unfolded(x, kernel, stride, dilation, (0, 0, 0, 0))
 
 
 class VolumeGeometry(nn.Cell):
@@ -73,27 +91,33 @@ class VolumeGeometry(nn.Cell):
 
     def padding(self, depth: int) -> tuple[int, int]:
         """Padding (front, back) of an input of so many planes."""
-        if self.plane.pad_mode == "valid":
-            return (0, 0)
-        if self.plane.pad_mode == "pad":
-            return self.pads
-        return same_padding(depth, self.kernel, self.stride, self.dilation)
+        return padding_along(depth, self.kernel, self.stride, self.dilation, self.plane.pad_mode, self.pads)
 
     def construct(self, x):
         """Patches [B, C k, P] of x [B, C, D, H, W]: planes at one place of the kernel's depth are unfolded together."""
         batch, channels, depth, height, width = x.shape
-        front, back = self.padding(depth)
-        if front + back > 0:
-            x = ops.pad(x, (0, 0, 0, 0, front, back))
-        planes = output_length(depth + front + back, self.kernel, self.stride, self.dilation)
-        unfolded = []
-        for place in range(self.kernel):
-            first = place * self.dilation
-            chosen = x[:, :, first : first + self.stride * (planes - 1) + 1 : self.stride]
-            images = chosen.transpose(0, 2, 1, 3, 4).reshape(batch * planes, channels, height, width)
-            unfolded.append(self.plane(images))
-        patches = ops.stack(unfolded, 0).reshape(self.kernel, batch, planes, channels, self.plane.area, -1)
-        return patches.transpose(1, 3, 0, 4, 2, 5).reshape(batch, channels * self.area, -1)
+        pads = self.padding(depth)
+        planes = output_length(depth + pads[0] + pads[1], self.kernel, self.stride, self.dilation)
+        x = (_itself, _padded_in_depth)[is_at_least(pads[0] + pads[1], 1)](x, pads)
+        chosen = _gather(x, _planes(self.kernel, planes, self.stride, self.dilation), 2)
+        images = chosen.transpose(0, 2, 1, 3, 4).reshape(batch * self.kernel * planes, channels, height, width)
+        patches = self.plane(images).reshape(batch, self.kernel, planes, channels, self.plane.area, -1)
+        return patches.transpose(0, 3, 1, 4, 2, 5).reshape(batch, channels * self.area, -1)
+
+
+@ops.constexpr
+def _planes(kernel: int, count: int, stride: int, dilation: int) -> Tensor:
+    """The planes that a kernel of so many places sees at ``count`` outputs, place by place."""
+    places, outputs = np.arange(kernel) * dilation, np.arange(count) * stride
+    return Tensor((places[:, None] + outputs).reshape(-1).astype(np.int32))
+
+
+def _itself(x, pads):
+    return x
+
+
+def _padded_in_depth(x, pads):
+    return ops.Pad(((0, 0), (0, 0), pads, (0, 0), (0, 0)))(x)
 
 
 def groups_of(conv: nn.Cell) -> int:
@@ -129,6 +153,16 @@ def _pads_of(conv: nn.Cell, axes: int) -> tuple[str, tuple[int, ...]]:
 
 def _last(value, count: int) -> tuple[int, ...]:
     return (value,) * count if isinstance(value, int) else tuple(value)[-count:]
+
+
+@ops.constexpr
+def padding_along(
+    length: int, kernel: int, stride: int, dilation: int, pad_mode: str, pads: tuple[int, int]
+) -> tuple[int, int]:
+    """Padding (before, after) along an axis of ``length`` pixels; ``pads`` is that of pad_mode "pad"."""
+    if pad_mode == "valid":
+        return (0, 0)
+    return pads if pad_mode == "pad" else same_padding(length, kernel, stride, dilation)
 
 
 def same_padding(length: int, kernel: int, stride: int, dilation: int) -> tuple[int, int]:

@@ -20,6 +20,9 @@ _cast, _product, _slice = ops.Cast(), ops.MatMul(), ops.Slice()
 _gather = ops.Gather()
 #: ``reshaped(x, shape)``: the operator itself, which compiles faster than ``x.reshape``.
 reshaped = ops.Reshape()
+zeros_of, ones_of = ops.ZerosLike(), ops.OnesLike()
+#: ``after(x, values)``: x, computed after the values.
+after = ops.Depend()
 
 
 @functools.cache
@@ -47,6 +50,12 @@ def swapped(x: Any, outer: int, first: int, second: int, each: int) -> Any:
 
 
 @ops.constexpr
+def is_at_least(value: float, bound: float) -> int:
+    """1 if value >= bound, else 0, found at compile time: ``(f, g)[is_at_least(v, b)](x)`` is a choice, no branch."""
+    return int(value >= bound)
+
+
+@ops.constexpr
 def constant(shape: tuple[int, ...], value: float) -> Tensor:
     """A float32 Tensor filled with one number, made at compile time: ``ops.full`` is interpreted at every use."""
     return Tensor(np.full(shape, value, np.float32))
@@ -68,6 +77,11 @@ def _order_of_rows(outer: int, first: int, second: int) -> Tensor:
 def entries_of(x: Any, first: int, count: int) -> Any:
     """The entries x[first : first + count] of a vector."""
     return _slice(x, (first,), (count,))
+
+
+def first_entries(x, shape):
+    """The first entries of x along every axis."""
+    return _slice(x, (0,) * x.ndim, shape)
 
 
 def entry(values, index):

@@ -1,4 +1,4 @@
-"""Diagnosis of a step that was not finite: the first layer, in forward order, with a non-finite number."""
+"""Diagnosis of a step that was not finite, or that MindSpore cannot compile or run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,27 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor
 
+from first_order.compiled import clear_failed_call
 from thor.step.forward import Forward
+
+
+def works(function: Callable[..., Any], *args: Any) -> bool:
+    """Whether a call raises nothing."""
+    try:
+        function(*args)
+    except Exception:  # whatever MindSpore raises
+        clear_failed_call()
+        return False
+    return True
+
+
+def no_factors(error: Exception) -> str:
+    """The error message where a step works without factors, but not while they are gathered."""
+    return (
+        f"this loss and its gradients can be computed, but not while factors are gathered. mindspore.vmap, jacrev and "
+        f"jacfwd around a captured layer are known to do this: take mindspore.grad of one output at a time in their "
+        f"place, or leave the layers out (skip=). MindSpore says: {str(error).strip().splitlines()[0]}"
+    )
 
 
 def is_finite(value: Any) -> bool:

@@ -25,7 +25,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, ops
 
-from first_order.compiled import CompiledFunction
+from first_order.compiled import CompiledFunction, clear_failed_call
 from thor.capture.attach import open_ports
 from thor.curvature.layer import Layer
 from thor.distributed.ranks import Ranks
@@ -35,6 +35,7 @@ from thor.runtime.dropout_seeds import DropoutSeeds
 from thor.runtime.graph_ops import entry, over
 from thor.step.accumulation import Accumulators, Adder, Clearer, ScaledSums
 from thor.step.compiled_for import Flags, FlagWatch
+from thor.step.diagnose import no_factors, works
 from thor.step.estimate import Estimate
 from thor.step.finite_check import checker, in_one_thread
 from thor.step.forward import Forward, examples_of
@@ -170,6 +171,17 @@ class StepGraphs:
         with self._seeds.numbered(number * self.jit):
             return function(*tensors)
 
+    def _gathering(self, name: str, build: Callable[[], Compiled], inputs: Sequence[Any], *tensors: Any) -> Any:
+        """Call a function with open ports; if it fails, say whether the ports are the reason."""
+        try:
+            with open_ports(self._ports, examples_of(inputs, unknown=0)):
+                return self._run(name, build, *tensors)
+        except (TypeError, ValueError, RuntimeError, AttributeError) as error:
+            clear_failed_call()
+            if works(self.gradients, tensors[0], *inputs):
+                raise RuntimeError(no_factors(error)) from error
+            raise
+
     def _built(self, name: str, build: Callable[[], Compiled]) -> Compiled:
         self.curvature_built += name in CURVATURE_GRAPHS
         if not self.jit:
@@ -190,8 +202,7 @@ class StepGraphs:
 
     def curvature(self, scale: Tensor | None, *inputs: Any) -> tuple[Any, ...]:
         """The backward pass with factors: (loss, whether everything is finite, *gradients, *statistics)."""
-        with open_ports(self._ports, examples_of(inputs, unknown=0)):
-            return self._run("curvature", self._build_curvature, scale, *inputs)
+        return self._gathering("curvature", self._build_curvature, inputs, scale, *inputs)
 
     def gradients(self, scale: Tensor | None, *inputs: Any) -> tuple[Any, ...]:
         """The backward pass: (loss, whether everything is finite, *gradients)."""
@@ -212,8 +223,7 @@ class StepGraphs:
         """
         if not gathering:
             return self._run("add", self._build_add, scale, weight, *inputs)
-        with open_ports(self._ports, examples_of(inputs, unknown=0)):
-            return self._run("add_curvature", self._build_add_curvature, scale, weight, *inputs)
+        return self._gathering("add_curvature", self._build_add_curvature, inputs, scale, weight, *inputs)
 
     def finish(self, scale: Tensor | None, share: Tensor, examples: Tensor) -> tuple[Tensor, Tensor]:
         """As :meth:`plain`, from the sums over the micro-batches times ``share``, for so many ``examples``."""

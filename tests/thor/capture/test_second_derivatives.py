@@ -1,0 +1,525 @@
+"""Losses that hold derivatives of the network by its input: gradients are exact, factors are those of the dense layers.
+
+The reference computes value, slopes and second derivative of an MLP together, in Taylor series, and differentiates the
+loss by weights and pre-activations with complex steps: f'(x) = Im f(x + i h) / h, exact to rounding for a tiny h.
+"""
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import Parameter, Tensor, mint, nn, ops
+
+import thor
+from tests.support import reference
+from tests.support.modes import in_mode
+from tests.support.networks import Mlp, fill, make, values
+
+CLOSE = {"rtol": 3e-4, "atol": 1e-6}
+SIZES = (2, 4, 3, 1)
+POINTS, KNOWN = 7, 5
+TINY = 1e-30
+
+
+def data(seed=1):
+    """Points, points of known values, and these."""
+    rng = np.random.default_rng(seed)
+    shapes = (POINTS, 2), (KNOWN, 2), (KNOWN, 1)
+    return [Tensor(rng.standard_normal(shape).astype(np.float32)) for shape in shapes]
+
+
+# -- the losses, each for the compiler and for the reference --------------------------------------------------------
+
+
+class Loss(nn.Cell):
+    """A mean over the points of something with derivatives, and the squared error at known points."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+    def construct(self, x, known, target):
+        return self.at_points(x) + ((self.net(known) - target) ** 2).mean()
+
+
+class ByGradOperation(Loss):
+    def __init__(self, net):
+        super().__init__(net)
+        self.gradient = ops.GradOperation()
+
+    def at_points(self, x):
+        return (self.gradient(self.net)(x) ** 2).mean()
+
+
+class ByGrad(Loss):
+    def __init__(self, net):
+        super().__init__(net)
+        self.gradient = ms.grad(net)
+
+    def at_points(self, x):
+        return (self.gradient(x) ** 2).mean()
+
+
+class ByValueAndGrad(Loss):
+    def __init__(self, net):
+        super().__init__(net)
+        self.both = ms.value_and_grad(net)
+
+    def at_points(self, x):
+        value, slopes = self.both(x)
+        return (value**2).mean() + (slopes**2).mean()
+
+
+class ByVjp(Loss):
+    def at_points(self, x):
+        value, pull_back = ms.vjp(self.net, x)
+        slopes = pull_back(ops.ones_like(value))[0]
+        return (slopes**2).mean()
+
+
+class ByLoop(Loss):
+    """A gradient by the input for each of several functions of the output, as for a Jacobian row by row."""
+
+    def __init__(self, net):
+        super().__init__(net)
+
+        def once(x):
+            return net(x).sum()
+
+        def twice(x):
+            return 2.0 * net(x[:3]).sum()
+
+        self.rows = [ms.grad(once), ms.grad(twice)]
+
+    def at_points(self, x):
+        loss = 0.0
+        for row in self.rows:
+            loss = loss + (row(x) ** 2).mean()
+        return loss
+
+
+class SecondOrder(Loss):
+    """u_00 - u, as in the Helmholtz equation: the gradient of a gradient."""
+
+    def __init__(self, net):
+        super().__init__(net)
+
+        def slope(x):
+            return ms.grad(net)(x)[:, 0].sum()
+
+        self.second = ms.grad(slope)
+
+    def at_points(self, x):
+        return (self.second(x)[:, 0] ** 2).mean()
+
+
+class FourthOrder(SecondOrder):
+    """The second derivative of the second derivative."""
+
+    def __init__(self, net):
+        super().__init__(net)
+        second = self.second
+
+        def curve(x):
+            return second(x)[:, 0].sum()
+
+        def third(x):
+            return ms.grad(curve)(x)[:, 0].sum()
+
+        self.fourth = ms.grad(third)
+
+    def at_points(self, x):
+        return (self.fourth(x)[:, 0] ** 2).mean()
+
+
+def of_slopes(calls):
+    return [(calls[0][1] ** 2).mean()]
+
+
+def of_value_and_slopes(calls):
+    return [(calls[0][0] ** 2).mean(), (calls[0][1] ** 2).mean()]
+
+
+def of_rows(calls):
+    return [(calls[0][1] ** 2).mean(), 4.0 * (calls[1][1] ** 2).sum() / (2 * POINTS)]
+
+
+def of_curves(calls):
+    return [(calls[0][2] ** 2).mean()]
+
+
+#: of each loss the function of the calls' series, and how many points each call has
+LOSSES = {
+    ByGradOperation: (of_slopes, [POINTS]),
+    ByGrad: (of_slopes, [POINTS]),
+    ByValueAndGrad: (of_value_and_slopes, [POINTS]),
+    ByVjp: (of_slopes, [POINTS]),
+    ByLoop: (of_rows, [POINTS, 3]),
+    SecondOrder: (of_curves, [POINTS]),
+}
+
+
+# -- the reference ----------------------------------------------------------------------------------------------------
+
+
+def series(layers, x, shifts):
+    """(inputs of each layer; value [N, 1], slopes [N, 2], second derivative by x_0 [N, 1]) with shifted outputs."""
+    value, slopes = x, [np.tile(axis, (len(x), 1)) for axis in np.eye(x.shape[1])]
+    curve, inputs = np.zeros_like(x), []
+    for index, ((weight, bias), shift) in enumerate(zip(layers, shifts, strict=True)):
+        inputs.append(value)
+        value, slopes, curve = value @ weight.T + bias + shift, [s @ weight.T for s in slopes], curve @ weight.T
+        if index < len(layers) - 1:
+            value = np.tanh(value)
+            first = 1.0 - value * value
+            curve = first * curve - 2.0 * value * first * slopes[0] ** 2
+            slopes = [first * s for s in slopes]
+    return inputs, (value, np.concatenate(slopes, 1), curve)
+
+
+class Reference:
+    """Loss, gradients and factors of one of ``LOSSES``, in float64."""
+
+    def __init__(self, net, kind, x, known, target):
+        of, counts = LOSSES[kind]
+        x, known, self.target = (each.asnumpy().astype(np.float64) for each in (x, known, target))
+        self.of, self.points = of, [*(x[:count] for count in counts), known]
+        self.layers = [
+            tuple(p.asnumpy().astype(np.float64) for p in (layer.weight, layer.bias)) for layer in net.layers
+        ]
+        self.shifts = [[np.zeros((len(x), len(w))) for w, _ in self.layers] for x in self.points]
+
+    def loss(self, layers, shifts):
+        calls = [series(layers, x, shift)[1] for x, shift in zip(self.points, shifts, strict=True)]
+        return sum(self.of(calls[:-1])) + ((calls[-1][0] - self.target) ** 2).mean()
+
+    def by(self, array, put):
+        """The gradient of the loss by an array; ``put`` makes (layers, shifts) of its replacement."""
+        found = np.zeros(array.shape)
+        for index in np.ndindex(array.shape):
+            moved = array.astype(complex)
+            moved[index] += TINY * 1j
+            found[index] = self.loss(*put(moved)).imag / TINY
+        return found
+
+    def gradients(self):
+        """Of weight and bias of each layer."""
+        return [
+            self.by(each, lambda new, i=i, j=j: (replaced(self.layers, i, j, new), self.shifts))
+            for i, layer in enumerate(self.layers)
+            for j, each in enumerate(layer)
+        ]
+
+    def factors(self, at):
+        """A is the mean over the calls, G the sum, of the dense layer's factors; M is the number of points."""
+        parts = []
+        for call, x in enumerate(self.points):
+            a = series(self.layers, x, self.shifts[call])[0][at]
+            g = self.by(
+                self.shifts[call][at], lambda new, call=call: (self.layers, replaced(self.shifts, call, at, new))
+            )
+            parts.append((*reference.dense_factors(a, g, True), len(x)))
+        called = [part for part in parts if np.any(part[1])]
+        return sum(a for a, _, _ in called) / len(called), sum(g * POINTS / count for _, g, count in called)
+
+
+def replaced(nested, i, j, value):
+    """A list of lists with one entry replaced."""
+    return [[value if (i, j) == (k, n) else each for n, each in enumerate(row)] for k, row in enumerate(nested)]
+
+
+def test_the_reference_derives_as_finite_differences_do():
+    """Slopes and second derivatives of the series against values of the network alone."""
+    net, (x, _, _) = Mlp(SIZES), data()
+    layers = [tuple(p.asnumpy().astype(np.float64) for p in (y.weight, y.bias)) for y in net.layers]
+    x, zeros = x.asnumpy().astype(np.float64), [0.0] * 3
+
+    def value(x):
+        return series(layers, x, zeros)[1][0]
+
+    _, slopes, curve = series(layers, x, zeros)[1]
+    step = np.array([1e-4, 0.0])
+    np.testing.assert_allclose(slopes[:, :1], (value(x + step) - value(x - step)) / 2e-4, rtol=1e-6, atol=1e-8)
+    wanted = (value(x + step) - 2 * value(x) + value(x - step)) / 1e-8
+    np.testing.assert_allclose(curve, wanted, rtol=1e-5, atol=1e-6)
+
+
+# -- gradients and factors --------------------------------------------------------------------------------------------
+
+
+def gathered(net, kind, batch, jit=True, **options):
+    """(loss, gradients, optimizer) of one step that gathers and refreshes."""
+    whole = kind(net)
+    settings = {"momentum": 0.0, "interval": 1, "factor_decay": 0.0, "split": "block", "norms": True} | options
+    optimizer = thor.THOR(whole, 0.05, 0.1, **settings)
+
+    def forward(*batch):
+        return whole(*batch)
+
+    loss, found = thor.value_and_grad(forward, optimizer, jit=jit)(*batch)
+    optimizer(found)
+    return float(loss), [g.asnumpy() for g in found], optimizer
+
+
+def plain_gradients(net, kind, batch):
+    """Those of the network without taps, compiled."""
+    whole = kind(net).set_train()
+
+    class Gradients(nn.Cell):
+        def __init__(self):
+            super().__init__(auto_prefix=False)
+            self.whole = whole
+            self.gradients = ms.grad(whole, None, net.trainable_params())
+
+        def construct(self, *batch):
+            return self.gradients(*batch)
+
+    with in_mode(ms.GRAPH_MODE):
+        return [g.asnumpy() for g in Gradients()(*batch)]
+
+
+@pytest.mark.parametrize("kind", LOSSES)
+def test_gradients_and_factors_are_those_of_the_whole_loss(mode, kind):
+    net, batch = Mlp(SIZES), data()
+    wanted = Reference(net, kind, *batch)
+    dense = [wanted.factors(at) for at in range(3)]
+    loss, found, optimizer = gathered(net, kind, batch)
+    np.testing.assert_allclose(loss, wanted.loss(wanted.layers, wanted.shifts), rtol=1e-5)
+    for ours, theirs in zip(found, wanted.gradients(), strict=True):
+        np.testing.assert_allclose(ours, theirs, **CLOSE)
+    for at, (a, g) in enumerate(dense):
+        ours_a, ours_g = optimizer.factors(f"net.layers.{at}")
+        np.testing.assert_allclose(ours_a, a, **CLOSE)
+        np.testing.assert_allclose(ours_g, g, **CLOSE)
+
+
+@pytest.mark.parametrize("kind", [ByGrad, SecondOrder])
+def test_operator_by_operator_they_are_the_same(kind):
+    batch = data()
+    _, compiled, first = gathered(Mlp(SIZES), kind, batch)
+    _, found, second = gathered(Mlp(SIZES), kind, batch, jit=False)
+    for ours, theirs in zip(found, compiled, strict=True):
+        np.testing.assert_allclose(ours, theirs, **CLOSE)
+    for layer in first.layers:
+        for ours, theirs in zip(second.factors(layer.name), first.factors(layer.name), strict=True):
+            np.testing.assert_allclose(ours, theirs, **CLOSE)
+
+
+def test_a_fourth_derivative_has_the_gradients_of_the_network_without_taps(mode):
+    batch = data()
+    wanted = plain_gradients(Mlp(SIZES), FourthOrder, batch)
+    _, found, optimizer = gathered(Mlp(SIZES), FourthOrder, batch)
+    for ours, theirs in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=1e-6 * np.abs(theirs).max())
+    assert [layer.refreshes for layer in optimizer.layers] == [1, 1, 1]
+
+
+# -- other layers -----------------------------------------------------------------------------------------------------
+
+
+class Penalty(nn.Cell):
+    """A penalty on a critic and on its gradient by the input, as generative networks have it.
+
+    Value and gradient come from one call: two calls with one input are merged by the compiler, but not operator by
+    operator.
+    """
+
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+        self.both = ms.value_and_grad(net)
+
+    def construct(self, x):
+        value, slopes = self.both(x)
+        return (value**2).mean() + (slopes**2).mean()
+
+
+class Shifted(nn.Cell):
+    """A layer whose output can be shifted: the gradient by the shift is that by the output."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer, self.shift, self.seen = layer, None, None
+        self.recording = False
+
+    def construct(self, x):
+        y = self.layer(x)
+        if self.recording:  # operator by operator only
+            self.seen, self.shift = x, Parameter(ops.zeros_like(y), name=f"{self.layer.cls_name}_shift")
+        if self.shift is not None:
+            y = y + self.shift
+        return y
+
+
+class Scaled(nn.Cell):
+    """Rows of a table times the input; with ``tied``, scores by the table follow."""
+
+    def __init__(self, tied, wrap):
+        super().__init__()
+        table, dense = nn.Embedding(6, 4), nn.Dense(4, 6, has_bias=False)
+        if tied:
+            dense.weight = table.embedding_table
+        self.table, self.dense = wrap(table), wrap(dense)
+        self.ids = Tensor(np.random.default_rng(2).integers(0, 6, (3, 2)).astype(np.int32))
+        self.tanh = nn.Tanh()
+
+    def construct(self, x):
+        return self.tanh(self.dense(self.tanh(self.table(self.ids) * x)))
+
+
+def behind(*makers):
+    """A function of a wrapper that makes a network of wrapped layers with a tanh behind each."""
+    return lambda wrap: nn.SequentialCell([part for make in makers for part in (wrap(make()), nn.Tanh())])
+
+
+#: of each kind of layer the network and the shape of its input
+KINDS = {
+    "dense on three axes": (behind(lambda: nn.Dense(3, 4), lambda: nn.Dense(4, 2)), (4, 3, 3)),
+    "mint.nn.Linear": (behind(lambda: mint.nn.Linear(3, 4)), (4, 3)),
+    "convolution": (behind(lambda: nn.Conv2d(2, 3, 3), lambda: nn.Conv2d(3, 2, 1)), (3, 2, 4, 5)),
+    "padded convolution": (behind(lambda: nn.Conv2d(2, 3, 2, 2, "pad", (1, 0, 1, 0))), (3, 2, 4, 5)),
+    "convolution of many positions": (behind(lambda: nn.Conv2d(2, 4, 3, group=2, has_bias=True)), (2, 2, 12, 12)),
+    "convolution over one axis": (behind(lambda: nn.Conv1d(2, 3, 3)), (3, 2, 6)),
+    "transposed convolution": (behind(lambda: nn.Conv2dTranspose(2, 3, 3, 2)), (3, 2, 3, 3)),
+    "LayerNorm": (behind(lambda: nn.Dense(3, 4), lambda: nn.LayerNorm((4,))), (5, 3)),
+    "BatchNorm": (behind(lambda: nn.Conv2d(2, 3, 2), lambda: nn.BatchNorm2d(3)), (3, 2, 4, 4)),
+    "embedding": (lambda wrap: Scaled(False, wrap), (3, 2, 4)),
+    "tied table": (lambda wrap: Scaled(True, wrap), (3, 2, 4)),
+}
+
+
+def filled(build, wrap=lambda layer: layer):
+    return fill(build(wrap), 0)
+
+
+def gradients_by_outputs(build, kind, batch):
+    """(layer, its input, the gradient of the loss by its output) for each layer of a network without taps."""
+    shifted = []
+
+    def wrap(layer):
+        shifted.append(Shifted(layer))
+        return shifted[-1]
+
+    net = filled(build, wrap).set_train()
+    for each in shifted:
+        each.recording = True
+    with in_mode(ms.PYNATIVE_MODE):
+        net(batch[0])
+    for each in shifted:
+        each.recording = False
+    with in_mode(ms.GRAPH_MODE):
+        found = ms.grad(kind(net).set_train(), None, [each.shift for each in shifted])(*batch)
+    found = found if isinstance(found, tuple) else (found,)
+    return [(each.layer, each.seen, g) for each, g in zip(shifted, found, strict=True)]
+
+
+class WithTheseGradients(nn.Cell):
+    """A loss of layers with given inputs whose gradients by their outputs are given; no derivative is in it.
+
+    The layers have the names that they have in a network by :func:`behind`, for the numbers drawn by name.
+    """
+
+    def __init__(self, layers, inputs, gradients):
+        super().__init__()
+        self.net = nn.SequentialCell([part for layer in layers for part in (layer, nn.Tanh())])
+        self.inputs, self.gradients = inputs, gradients
+
+    def construct(self, x):
+        loss = 0.0 * x.sum()
+        for k in range(len(self.inputs)):
+            loss = loss + (self.net[2 * k](self.inputs[k]) * self.gradients[k]).sum()
+        return loss
+
+
+def check_kind(kind, options):
+    """The gradients are those without taps, the factors those of a first derivative with the same output gradients."""
+    build, shape = KINDS[kind]
+    batch = [Tensor(np.random.default_rng(3).standard_normal(shape).astype(np.float32))]
+    wanted = plain_gradients(filled(build), Penalty, batch)
+    _, found, ours = gathered(filled(build), Penalty, batch, **options)
+    for mine, theirs in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(mine, theirs, **CLOSE)
+    layers, inputs, gradients = zip(*gradients_by_outputs(build, Penalty, batch), strict=True)
+    _, _, plain = gathered(layers, lambda cells: WithTheseGradients(cells, inputs, gradients), batch, **options)
+    assert [layer.refreshes for layer in ours.layers] == [1] * len(plain.layers)
+    for mine, theirs in zip(ours.layers, plain.layers, strict=True):
+        for a, b in zip(ours.factors(mine.name), plain.factors(theirs.name), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4 * np.abs(b).max())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("sharing", ["pooled", "expand", "reduce"])
+def test_every_kind_of_layer_gathers_under_a_gradient(kind, sharing):
+    check_kind(kind, {"weight_sharing": sharing} | ({"factor_share": 0.7} if sharing == "expand" else {}))
+
+
+@pytest.mark.parametrize("kind", ["dense on three axes", "convolution"])
+@pytest.mark.parametrize("split", ["block+mean", "block+rank"])
+def test_every_split_gathers_under_a_gradient(kind, split):
+    check_kind(kind, {"split": split, "rank": 2, "block_size": 2})
+
+
+# -- what is told -----------------------------------------------------------------------------------------------------
+
+
+class SlopesAlone(nn.Cell):
+    """A loss of derivatives alone, to which the last layer's output says nothing."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+        self.gradient = ms.grad(net)
+
+    def construct(self, x):
+        return ((self.gradient(x) - 1.0) ** 2).mean()
+
+
+def test_a_layer_whose_output_is_in_no_loss_takes_the_plain_gradient(caplog):
+    """The last layer's weight is in the derivatives, but its output is not."""
+    batch = data()[:1]
+    wanted, net = plain_gradients(Mlp(SIZES), SlopesAlone, batch), Mlp(SIZES)
+    before = net.layers[2].weight.asnumpy().copy()
+    with caplog.at_level("WARNING", logger="thor"):
+        _, _, optimizer = gathered(net, SlopesAlone, batch)
+    assert [layer.refreshes for layer in optimizer.layers] == [1, 1, 0]
+    np.testing.assert_allclose(net.layers[2].weight.asnumpy(), before - 0.05 * wanted[4], **CLOSE)
+    assert "net.layers.2" in caplog.text and "derivatives" in caplog.text
+
+
+class Jacobians(nn.Cell):
+    """A loss by ``mindspore.jacrev``, which maps over the rows of the Jacobian."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+        self.jacobian = ms.jacrev(net)
+
+    def construct(self, x):
+        return (self.jacobian(x) ** 2).mean()
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_mapped_gradient_is_refused_with_its_cure(mode, accumulate):
+    whole = Jacobians(Mlp(SIZES))
+    _, step = make(whole, loss_fn=None, jit=True, accumulate=accumulate)
+    with pytest.raises(RuntimeError, match=r"jacrev.*mindspore\.grad of one output at.*skip=.*MindSpore says: ."):
+        step(data()[0])
+
+
+def test_what_is_wrong_with_a_loss_is_still_told_first(mode):
+    whole = nn.SequentialCell(Mlp(SIZES))
+    _, step = make(whole, loss_fn=None, jit=True)
+    with pytest.raises(TypeError, match="the loss must be one number"):
+        step(data()[0])
+
+
+def test_micro_batches_under_a_gradient_make_the_step_of_the_whole_batch():
+    x = data()[0].asnumpy()[:6]
+    nets = [Mlp(SIZES), Mlp(SIZES)]
+    wholes = [Penalty(net) for net in nets]
+    for whole, parts in zip(wholes, (1, 2), strict=True):
+        _, step = make(whole, loss_fn=None, jit=True, accumulate=parts, split="block")
+        for part in np.split(x, parts):
+            step(Tensor(part))
+    moved = [values(net) for net in nets]
+    for name, value in moved[0].items():
+        np.testing.assert_allclose(moved[1][name], value, **CLOSE)

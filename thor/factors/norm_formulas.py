@@ -1,0 +1,41 @@
+"""Formulas of normalisation layers: their normalised inputs, and the gradients of examples (pure functions)."""
+
+from __future__ import annotations
+
+import mindspore as ms
+from mindspore import ops
+
+from thor.runtime.graph_ops import reshaped
+
+_sum = ops.ReduceSum()
+
+
+def per_example(values, channel_last):
+    """Sum values over all axes but those of examples (axis 0) and channels: [B, C]."""
+    return _sum(reshaped(values, _around_channels(values.shape, channel_last)), (1, 3))
+
+
+@ops.constexpr
+def _around_channels(shape: tuple[int, ...], channel_last: bool) -> tuple[int, ...]:
+    return (shape[0], -1, shape[-1], 1) if channel_last else (shape[0], 1, shape[1], -1)
+
+
+def batch_normalized(x, epsilon):
+    """Normalise x [B, C, ...] to mean 0 and variance 1 in each channel, over examples and positions."""
+    flat = x.astype(ms.float32).reshape(x.shape[0], x.shape[1], -1)
+    centred = flat - flat.mean((0, 2), keep_dims=True)
+    return (centred * ops.rsqrt((centred * centred).mean((0, 2), keep_dims=True) + epsilon)).reshape(x.shape)
+
+
+def layer_normalized(x, epsilon):
+    """Normalise x [..., C] to mean 0 and variance 1 along its last axis."""
+    x = x.astype(ms.float32)
+    centred = x - x.mean(-1, keep_dims=True)
+    return centred * ops.rsqrt((centred * centred).mean(-1, keep_dims=True) + epsilon)
+
+
+def group_normalized(x, groups, epsilon):
+    """Normalise x [B, C, ...] to mean 0 and variance 1 in each example and group of channels."""
+    flat = x.astype(ms.float32).reshape(x.shape[0], groups, -1)
+    centred = flat - flat.mean(-1, keep_dims=True)
+    return (centred * ops.rsqrt((centred * centred).mean(-1, keep_dims=True) + epsilon)).reshape(x.shape)
