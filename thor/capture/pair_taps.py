@@ -37,7 +37,6 @@ class PairTap(nn.Cell):
 
     def __init__(self):
         super().__init__(auto_prefix=False)
-        self.add_flags(no_inline=True)
 
     def construct(self, y, x, a_blocks, a_probe, a_uses, g_blocks, g_probe, g_uses):
         return after(y, (x, a_blocks, a_probe, a_uses, g_blocks, g_probe, g_uses))

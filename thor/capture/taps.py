@@ -6,6 +6,10 @@ statistics of the factor as the "gradients" of the port's Parameters. One ``valu
 Parameters therefore yields gradients and factors together, without side effects in the graph. A layer that is used
 several times sums its contributions, as gradients do.
 
+A loss may hold derivatives of the network by its input, so that MindSpore differentiates a tap twice. For this a tap
+keeps all its arguments by Depend, or the second pass would drop those it does not see used. Its ``bprop``, and whatever
+that calls, is made of operators and of choices at compile time (``graph_ops.is_at_least``): it has no branches.
+
 The Parameters of a port are also storage: they hold the running estimate (see thor/curvature/factor.py).
 """
 
@@ -24,17 +28,20 @@ class Tap(nn.Cell):
     def __init__(self, statistics: Statistics):
         super().__init__(auto_prefix=False)
         self.statistics = statistics
-        self.add_flags(no_inline=True)
 
     def construct(self, x, blocks, probe, uses):
         return after(x, (blocks, probe, uses))
 
 
 class InputTap(Tap):
-    """Statistics of a layer's input."""
+    """Statistics of a layer's input.
+
+    They are taken from the tap's output: the compiler then computes the patches of a convolution once, for the layer
+    and for them.
+    """
 
     def bprop(self, x, blocks, probe, uses, out, dout):
-        fresh_blocks, beside, one = self.statistics(x, None, probe)
+        fresh_blocks, beside, one = self.statistics(out, None, probe)
         return dout, fresh_blocks, beside, one
 
 
