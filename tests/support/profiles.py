@@ -50,7 +50,9 @@ def profile(*, dims=DIMS, call=lambda n: 1e-4 + 1e-8 * n**3, block=lambda n: 1e-
     return Profile(
         settings=about | settings, environment=where, dims=list(dims),
         calls={n: timing(call(n)) for n in dims}, blocks={n: timing(block(n)) for n in dims},
-        refreshes={n: RefreshMeasure(timing(0.01), state_bytes(shapes, BlockPlan(block_size=n, split="block")))
-                   for n in dims},
+        refreshes={
+            n: RefreshMeasure(timing(0.01), state_bytes(shapes, BlockPlan(block_size=n, split="block"), "lapack"))
+            for n in dims
+        },
         layers=layers, complete=complete,
     )  # fmt: skip

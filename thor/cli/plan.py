@@ -16,6 +16,7 @@ from thor.cli import arguments
 from thor.cli.terminal import console, say
 from thor.factors.blocks import SPLITS, BlockPlan
 from thor.profile.profile_file import Profile
+from thor.runtime.errors import UserError
 from thor.runtime.json_files import parse
 from thor.settings.gathering import GATHERS_PER_INTERVAL, default_factor_interval
 from thor.simulation import report
@@ -196,6 +197,11 @@ def plan(
     """Predict step times on many devices, for every way to share the inverses among them."""
     settings = PlanSettings(**locals())
     found = Profile.load(settings.profile)
+    if found.of != "inverse":
+        raise UserError(
+            f"--profile {settings.profile}: it was measured with --precondition eigenbasis, and the simulated job "
+            f"inverts; measure one with --precondition inverse"
+        )
     blocks = settings.blocks(found)
     loads = layer_loads(found, blocks)
     estimates = settings.estimates(loads)

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from thor.cli import arguments
 from thor.cli.terminal import INTERRUPTED, ProfileSaver, ProgressBars, console, interruptible, say
+from thor.curvature.method_names import EIGH
 from thor.profile import crossing, report
 from thor.profile.profile_file import Profile
 from thor.runtime.errors import UserError, message_of
@@ -52,6 +53,7 @@ class ProfileSettings:
         skip: regular expressions on names of layers to leave out.
         memory: GiB that the profiler may hold; None for half of what is free.
         inverse: lapack, cholesky or newton-schulz; None for what suits the device.
+        precondition: inverse or eigenbasis: what is measured.
         seed: seed of synthetic data, initial weights and sampling.
         fresh: True to overwrite what ``out`` holds.
     """
@@ -74,6 +76,7 @@ class ProfileSettings:
     skip: list[str] | None
     memory: float | None
     inverse: str | None
+    precondition: Literal["inverse", "eigenbasis"]
     seed: int
     fresh: bool
 
@@ -85,6 +88,10 @@ class ProfileSettings:
         arguments.budget("--budget", self.budget)
         if self.memory is not None:
             arguments.positive("--memory", self.memory)
+        if self.precondition == "eigenbasis" and self.inverse is not None:
+            raise UserError(
+                f"--inverse {self.inverse}: with --precondition eigenbasis nothing is inverted: leave one of them out"
+            )
         self.shape()
         self.block_sizes()
 
@@ -119,7 +126,8 @@ class ProfileSettings:
         return Task(
             net=net, loss_fn=network_argument.build_loss(self.loss), batches=batches, dims=self.block_sizes(),
             threshold=self.threshold, rank=self.rank, damping=self.damping, skip=tuple(self.skip or ()),
-            memory=self.held_bytes(), inverse=self.inverse, describe=self.description(source),
+            memory=self.held_bytes(), inverse=EIGH if self.precondition == "eigenbasis" else self.inverse,
+            describe=self.description(source),
         )  # fmt: skip
 
 
@@ -144,6 +152,9 @@ def profile(
     skip: Annotated[list[str] | None, typer.Option(help="regular expression on layer names to leave out")] = None,
     memory: Annotated[float | None, typer.Option(help="GiB that the profiler may hold; half of what is free")] = None,
     inverse: Annotated[str | None, typer.Option(help="lapack, cholesky or newton-schulz")] = None,
+    precondition: Annotated[
+        Literal["inverse", "eigenbasis"], typer.Option(help="what is measured: inverses, or eigenbases")
+    ] = "inverse",
     seed: Annotated[int, typer.Option(help="of synthetic data, initial weights and sampling")] = 0,
     fresh: Annotated[bool, typer.Option("--fresh", help="measure anew where --out has a profile already")] = False,
 ) -> None:  # fmt: skip

@@ -13,6 +13,7 @@ from mindspore import Tensor
 
 from thor.curvature.backends import HostAlgebra
 from thor.curvature.factor import BasisFactor
+from thor.curvature.method_names import EIGH
 from thor.curvature.refresh_job import Exchange, RefreshJob, RefreshMethod
 
 #: An eigenvalue below this share of the largest one is rounding: its direction has no curvature.
@@ -61,7 +62,7 @@ class Diagonalizer(RefreshMethod):
     """Renews eigenbases."""
 
     def __init__(self, exchange: Exchange | None = None):
-        super().__init__("lapack", HostAlgebra(), exchange)
+        super().__init__(EIGH, HostAlgebra(), exchange)
 
     def compute(self, jobs: list[BasisJob]) -> None:
         """Find the basis of each block."""

@@ -20,6 +20,7 @@ from mindspore import Tensor, nn, ops
 from first_order.checks import check_int, number
 from thor.capture.targets import Target, find_targets, skip_patterns
 from thor.curvature.damping import pi_split
+from thor.curvature.method_names import EIGH
 from thor.factors.blocks import BlockPlan, Cut, even_cut
 from thor.profile import gather, spectral, timing
 from thor.profile.crossing import check_candidates, default_candidates
@@ -62,7 +63,7 @@ class Task:
         damping: damping of the measured cosines, split between A and G as in training.
         skip: regular expressions; layers with a matching name are not measured.
         memory: bytes that the profiler may hold at once.
-        inverse: "lapack", "cholesky" or "newton-schulz"; None for the device's default.
+        inverse: "lapack", "cholesky" or "newton-schulz"; None for the device's default; "eigh" measures eigenbases.
         describe: entries on the network and the data for ``Profile.settings``.
         details: False measures only the quantities of the paper's choice; refresh times are then modelled.
     """
@@ -125,7 +126,7 @@ def measure(
         raise ValueError(f"threshold must lie between 0 and 1, but got {task.threshold}")
     number("damping", task.damping, 0.0, open_low=True)
     check_int("rank", task.rank, 1)
-    method = device.inverse_method(task.inverse)
+    method = EIGH if task.inverse == EIGH else device.inverse_method(task.inverse)
     settings = task.describe | {"rank": task.rank, "damping": task.damping, "skip": list(skip),
                                 "details": task.details, "layers": [t.name for t in targets]}  # fmt: skip
     profile = Profile(settings, environment(method), dims)
@@ -185,7 +186,7 @@ def _time_refreshes(
     save: Callable[[Profile], None],
 ) -> None:  # fmt: skip
     """Time the refresh of all factors at each candidate; model the time if memory or ``details`` forbid that."""
-    sizes = [timing.state_bytes(shapes, BlockPlan(block_size=dim, split="block")) for dim in profile.dims]
+    sizes = [timing.state_bytes(shapes, BlockPlan(block_size=dim, split="block"), method) for dim in profile.dims]
     progress.stage("timing the network's refresh", sum(sizes))
     for dim, size in zip(profile.dims, sizes, strict=True):
         if dim not in profile.refreshes:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from first_order.checks import check_int
+from thor.curvature.method_names import EIGH
 from thor.factors.blocks import ORDERS, SPLITS, BlockPlan
 from thor.profile.crossing import Crossing, choose, kept_shares, performances
 from thor.profile.factor_shape import FactorShape, Timing, largest_at_launch_floor, shapes_of_layer
@@ -85,11 +86,11 @@ class Profile:
     """
 
     settings: dict[str, Any]  # the request: network, input, batches, seed, damping, rank, skip ...
-    environment: dict[str, Any]  # device, inverse method, versions, machine
+    environment: dict[str, Any]  # device, inverse method ("eigh": eigenbases), versions, machine
     dims: list[int]
     threshold: float = 0.01
-    calls: dict[int, Timing] = field(default_factory=dict)  # inverting one block of size dim: the paper's p_n
-    blocks: dict[int, Timing] = field(default_factory=dict)  # inverting a batch of blocks, per block
+    calls: dict[int, Timing] = field(default_factory=dict)  # of one block of size dim: the paper's p_n
+    blocks: dict[int, Timing] = field(default_factory=dict)  # of a batch of blocks, per block
     refreshes: dict[int, RefreshMeasure] = field(default_factory=dict)
     layers: list[LayerMeasure] = field(default_factory=list)
     complete: bool = False
@@ -100,6 +101,11 @@ class Profile:
     def factors(self) -> list[FactorMeasure]:
         """A and G of every layer."""
         return [factor for layer in self.layers for factor in (layer.a, layer.g)]
+
+    @property
+    def of(self) -> str:
+        """What the times are of: "inverse" or "eigenbasis"."""
+        return "eigenbasis" if self.environment["inverse"] == EIGH else "inverse"
 
     def kept(self, order: str = "channel") -> list[float]:
         """Share of the factors whose loss is below the threshold, per candidate."""

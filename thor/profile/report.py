@@ -36,7 +36,7 @@ def _parts(profile: Profile, interval: int, budget: float) -> list[RenderableTyp
         f"[bold]{profile.settings.get('network', 'network')}[/bold]: {len(profile.layers)} layers, "
         f"{len(profile.factors)} factors, largest {max(f.dim for f in profile.factors)}",
         f"{environment['device']} ({environment['machine']}, {environment['cores']} cores), "
-        f"MindSpore {environment['mindspore']}, inverse {environment['inverse']}",
+        f"MindSpore {environment['mindspore']}, {_made(profile)}",
         f"data: {profile.settings.get('source', 'unknown')}, {profile.settings.get('batches', '?')} batches",
     ]
     parts.append(_curves_table(profile, interval))
@@ -47,12 +47,18 @@ def _parts(profile: Profile, interval: int, budget: float) -> list[RenderableTyp
     return parts
 
 
+def _made(profile: Profile) -> str:
+    """What a refresh makes, and how."""
+    what = "eigenbases by" if profile.of == "eigenbasis" else "inverse"
+    return f"{what} {profile.environment['inverse']}"
+
+
 def _curves_table(profile: Profile, interval: int) -> Table:
     crossing, positions = profile.crossing(), _has_positions(profile)
     table = Table(
         title=f"block size: {crossing.chosen}  ({_where(profile)})", title_style="bold", collapse_padding=True
     )
-    names = ["block", "kept", f"p{profile.dims[0]}/pn", "one inverse", "refresh", "per step", "state"]
+    names = ["block", "kept", f"p{profile.dims[0]}/pn", f"one {profile.of}", "refresh", "per step", "state"]
     if positions:
         names.insert(2, "kept *")
     for name in names:
@@ -90,7 +96,7 @@ def _notes(profile: Profile) -> list[RenderableType]:
     floor = profile.largest_at_launch_floor() if profile.dims[0] == 1 else None
     if floor is not None:
         notes.append(
-            f"[yellow]up to {floor} one inverse costs what its call costs: p1/pn says nothing about sizes below, "
+            f"[yellow]up to {floor} one {profile.of} costs what its call costs: p1/pn says nothing about sizes below, "
             f"look at the refresh[/yellow]"
         )
     if profile.settings.get("source") == "synthetic":
@@ -105,7 +111,8 @@ def _notes(profile: Profile) -> list[RenderableType]:
 
 def _splits_table(profile: Profile) -> Table:
     """Median error over factors and median cosine over layers, per candidate and split."""
-    table = Table(title="what each split keeps: median error of a factor | cosine of a layer's direction")
+    what = "a layer's direction by inverses" if profile.of == "eigenbasis" else "a layer's direction"
+    table = Table(title=f"what each split keeps: median error of a factor | cosine of {what}")
     table.add_column("block", justify="right")
     splits = list(profile.factors[0].error)
     for split in splits:
@@ -151,7 +158,7 @@ def draw(profile: Profile, path: Path) -> None:
     at = [_place(dims, dim) for dim in dims]
     fine = np.unique(np.concatenate([np.geomspace(a, b, 40) for a, b in zip(dims, dims[1:], strict=False)]))
     curves = [(profile.kept(), "o", KEPT_COLOR, f"factors kept (loss < {100 * profile.threshold:.3g}%)"),
-              (profile.performance(), "s", TIME_COLOR, f"speed of one inverse, p{dims[0]} / pn")]  # fmt: skip
+              (profile.performance(), "s", TIME_COLOR, f"speed of one {profile.of}, p{dims[0]} / pn")]  # fmt: skip
     if _has_positions(profile) and profile.kept("position") != profile.kept():
         curves.insert(1, (profile.kept("position"), "^", "#7fb2d9", "factors kept, position-major"))
     for values, marker, color, label in curves:  # linear between candidates, as in crossing.py
@@ -168,7 +175,7 @@ def draw(profile: Profile, path: Path) -> None:
     left.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.13), ncol=2, fontsize=9)
     _draw_losses(profile, figure, right, LogNorm(1e-3, 1.0))
     figure.suptitle(f"{profile.settings.get('network', 'network')} on {profile.environment['device']}, "
-                    f"{profile.environment['machine']}", fontsize=11)  # fmt: skip
+                    f"{profile.environment['machine']}, {_made(profile)}", fontsize=11)  # fmt: skip
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)
 

@@ -1,4 +1,6 @@
-"""Times of THOR's own batched, compiled inverse on the current device.
+"""Times of THOR's own batched, compiled inverse on the current device, or of its eigenbases.
+
+The method "eigh" stands for eigenbases; with it, what is said of an inverse here holds for the eigenvectors of a block.
 
 Two things are timed. A *call* inverts one block; its time is the paper's p_n and includes the fixed cost of a call, the
 *launch floor*. The time at block size 1 is taken as the launch floor: a p_n close to it does not depend on the block
@@ -16,9 +18,12 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor
 
-from thor.curvature.factor import Factor
+from thor.curvature.eigenbasis import BasisJob, Diagonalizer, eigenvectors
+from thor.curvature.factor import BasisFactor, Factor
 from thor.curvature.inverter import Inverter, Job
-from thor.factors.blocks import BlockPlan, numbers_in
+from thor.curvature.method_names import EIGH
+from thor.curvature.refresh_job import RefreshJob, RefreshMethod
+from thor.factors.blocks import BlockPlan, Cut, numbers_in
 from thor.profile.factor_shape import FactorShape, Timing
 
 MIN_REPEATS, MAX_REPEATS = 7, 100
@@ -68,8 +73,10 @@ def time_calls(sizes: Sequence[int], counts: Sequence[int], method: str) -> list
 
 
 def _inversion(size: int, count: int, method: str) -> Callable[[], Any]:
-    algebra = Inverter(method).algebra
     host = np.ascontiguousarray(positive_definite(size, count))
+    if method == EIGH:
+        return lambda: eigenvectors(host)
+    algebra = Inverter(method).algebra
     blocks = host if method == "lapack" else algebra.tensor(host)
     damping = np.full(count, 0.1, np.float32)
 
@@ -96,8 +103,9 @@ class Refresh:
     """The refresh of all factors under one plan. It needs only their shapes: the factors hold synthetic values."""
 
     def __init__(self, shapes: Sequence[FactorShape], plan: BlockPlan, method: str):
-        self.inverter = Inverter(method)
-        self.factors = [Factor(s.name, s.cut(plan), s.copies) for s in shapes]
+        self.method: RefreshMethod = Diagonalizer() if method == EIGH else Inverter(method)
+        kind = BasisFactor if method == EIGH else Factor
+        self.factors: list[Any] = [kind(s.name, s.cut(plan), s.copies) for s in shapes]
         for factor in self.factors:
             cut = factor.cut
             filler = positive_definite(cut.size, factor.copies * cut.count)
@@ -111,17 +119,29 @@ class Refresh:
         return sum(p.nbytes for factor in self.factors for p in factor.parameters)
 
     def __call__(self) -> None:
-        """Invert all factors and commit the results to the caches."""
-        jobs = [Job(factor, np.full(factor.copies, 0.1, np.float32)) for factor in self.factors]
-        self.inverter.refresh(jobs)
+        """Invert all factors, or find their eigenbases, and commit the results to the caches."""
+        jobs = [_job(factor) for factor in self.factors if factor.cache]
+        self.method.refresh(jobs)
         for job in jobs:
             job.commit()
 
 
-def state_bytes(shapes: Sequence[FactorShape], plan: BlockPlan) -> int:
+def _job(factor: Any) -> RefreshJob:
+    if isinstance(factor, BasisFactor):
+        return BasisJob(factor)
+    return Job(factor, np.full(factor.copies, 0.1, np.float32))
+
+
+def state_bytes(shapes: Sequence[FactorShape], plan: BlockPlan, method: str) -> int:
     """The bytes of curvature state, as :attr:`Refresh.bytes`, without allocating it."""
     total = 0
     for shape in shapes:
         cut = shape.cut(plan)
-        total += 4 * numbers_in((*cut.estimate_shapes(shape.copies), *cut.cache_shapes(shape.copies)))
+        total += 4 * numbers_in((*cut.estimate_shapes(shape.copies), *_cache_shapes(shape, cut, method)))
     return total
+
+
+def _cache_shapes(shape: FactorShape, cut: Cut, method: str) -> tuple[tuple[int, ...], ...]:
+    if method != EIGH:
+        return cut.cache_shapes(shape.copies)
+    return ((shape.copies, cut.count, cut.size, cut.size),) if cut.size > 1 else ()

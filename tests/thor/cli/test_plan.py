@@ -55,6 +55,16 @@ def test_what_was_assumed_is_said(path):
     assert "assumed" not in plan(path, "--factor-ms", "8", "--precondition-ms", "1").stdout
 
 
+def test_a_profile_of_eigenbases_is_refused_with_the_cure(tmp_path):
+    profile = plain_profile()
+    profile.environment["inverse"] = "eigh"
+    profile.save(tmp_path / "basis.json")
+    result = plan(tmp_path / "basis.json")
+    assert result.exit_code == 2
+    assert "basis.json: it was measured with --precondition eigenbasis" in result.stderr
+    assert "--precondition inverse" in result.stderr
+
+
 def without_ends(profile):
     """A profile of the inner two of its four block sizes, 4 and 16."""
     profile.dims = profile.dims[1:-1]

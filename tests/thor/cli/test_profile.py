@@ -115,6 +115,19 @@ def test_profile_writes_a_file_a_table_and_a_picture_and_show_repeats_them(tmp_p
     assert picture.exists()
 
 
+def test_eigenbases_are_profiled_and_named(tmp_path):
+    out = tmp_path / "basis.json"
+    result = thor("profile", *TINY, "--precondition", "eigenbasis", "--out", out)
+    assert result.exit_code == 0, result.output
+    found = Profile.load(out)
+    assert found.environment["inverse"] == "eigh" and found.of == "eigenbasis"
+    assert "eigenbases by eigh" in result.stdout and "one eigenbasis" in result.stdout
+    assert "by inverses" in result.stdout and "one inverse" not in result.stdout
+    words = refused("profile", *TINY, "--precondition", "eigenbasis", "--inverse", "lapack")
+    assert "--inverse lapack: with --precondition eigenbasis nothing is inverted" in words
+    assert "eigenbasi" in refused("profile", *TINY, "--precondition", "eigenbases")
+
+
 def test_without_out_nothing_is_written(tmp_path, monkeypatch):
     result = thor("profile", "tinynetwork:autoencoder", "--data", "tinynetwork:batches", "--loss", "tinynetwork:loss")
     assert result.exit_code == 2 and "has no 'loss'" in result.stderr

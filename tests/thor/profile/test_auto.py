@@ -9,7 +9,7 @@ import pytest
 from mindspore import nn
 
 import thor
-from tests.support.networks import Mixed, Mlp, batch, images, make, values
+from tests.support.networks import Mixed, Mlp, batch, images, make, squared_error, values
 from tests.support.profiles import profile as plain_profile
 from tests.support.profiles import timing
 from thor import BlockPlan
@@ -87,6 +87,19 @@ def test_training_goes_on_as_with_the_chosen_size_from_the_start(mode, options, 
         block_size=16, split=settings.get("split", "block+mean"), rank=settings.get("rank", 16)
     )  # fmt: skip
     assert [r.blocks for r in optimizer.layers] == list(zip(cut_inputs, [(2, 9), (1, 3)], strict=True))
+
+
+def test_eigenbases_are_timed_for_a_run_of_eigenbases(measured, cache):
+    """The profile of inverses is another file."""
+    net, twin = Mlp(SIZES), Mlp(SIZES)
+    optimizer, given = thor.THOR(net, 1e-3, block_size="auto"), thor.THOR(twin, 1e-3, block_size=16)
+    steps = [thor.TrainStep(each, squared_error, made) for each, made in ((net, optimizer), (twin, given))]
+    assert run(steps[0], batches(3)) == run(steps[1], batches(3))
+    same(optimizer, given)
+    assert [profile.environment["inverse"] for profile in measured] == ["eigh"]
+    _, step = make(Mlp(SIZES), block_size="auto")
+    run(step, batches(1))
+    assert len(measured) == len(list(cache.iterdir())) == 2
 
 
 def test_accumulated_steps_profile_the_first_micro_batch(measured):

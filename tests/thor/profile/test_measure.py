@@ -226,7 +226,8 @@ def test_both_orders_of_a_convolution_and_a_refresh_that_is_too_large_to_hold():
         )
     assert {n: measure.timing.repeats == 0 for n, measure in found.refreshes.items()} == {
         n: 3 * timing.state_bytes(
-            gather.shapes_of(targets), BlockPlan(block_size=n, split="block")) > 4 * largest for n in (1, 8)
+            gather.shapes_of(targets), BlockPlan(block_size=n, split="block"), "lapack") > 4 * largest
+        for n in (1, 8)
     }  # fmt: skip
     assert [(name, cell.training) for name, cell in net.cells_and_names()] == modes
     assert all(np.array_equal(before[name], value) for name, value in values(net).items()), "BatchNorm's averages"

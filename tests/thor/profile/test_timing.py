@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
+import thor
 from tests.support.networks import Mixed, make
 from thor import BlockPlan
 from thor.capture.targets import find_targets
@@ -65,6 +66,13 @@ def test_one_call_inverts_the_blocks(method):
     np.testing.assert_allclose(inverses @ damped, np.broadcast_to(np.eye(6), (3, 6, 6)), atol=1e-4)
 
 
+def test_one_call_finds_the_eigenvectors_of_the_blocks():
+    blocks, vectors = timing.positive_definite(6, 3), timing._inversion(6, 3, "eigh")()
+    diagonal = vectors.transpose(0, 2, 1) @ blocks @ vectors
+    np.testing.assert_allclose(vectors @ vectors.transpose(0, 2, 1), np.broadcast_to(np.eye(6), (3, 6, 6)), atol=1e-5)
+    np.testing.assert_allclose(diagonal * (1 - np.eye(6)), 0, atol=1e-5)
+
+
 @pytest.mark.parametrize(("split", "size"), list(itertools.product(["block", "block+mean", "block+rank"], [3, 16])))
 def test_the_memory_of_a_plan_is_what_training_takes(split, size):
     plan = BlockPlan(block_size=size, split=split, rank=2)
@@ -73,7 +81,19 @@ def test_the_memory_of_a_plan_is_what_training_takes(split, size):
     refresh = timing.Refresh(shapes, plan, "lapack")
     refresh()
     optimizer, _ = make(net, block_size=plan)
-    assert timing.state_bytes(shapes, plan) == refresh.bytes == optimizer.memory()["total"]
+    assert timing.state_bytes(shapes, plan, "lapack") == refresh.bytes == optimizer.memory()["total"]
+
+
+@pytest.mark.parametrize("size", [1, 3, 16])
+def test_the_memory_of_eigenbases_is_what_training_takes_beside_the_moments(size):
+    """A block of one row is its own eigenbasis, and none is kept."""
+    plan, net = BlockPlan(block_size=size, split="block"), Mixed()
+    shapes = gather.shapes_of(find_targets(net)[0])
+    refresh = timing.Refresh(shapes, plan, "eigh")
+    refresh()
+    optimizer = thor.THOR(net, 1e-3, block_size=plan)
+    kept = sum(p.nbytes for layer in optimizer.captured for f in (layer.a, layer.g) for p in f.parameters)
+    assert timing.state_bytes(shapes, plan, "eigh") == refresh.bytes == kept
 
 
 def test_a_refresh_inverts_every_block_of_every_factor():
@@ -85,6 +105,17 @@ def test_a_refresh_inverts_every_block_of_every_factor():
         np.testing.assert_allclose(
             factor.dense_inverse() @ damped, np.broadcast_to(np.eye(factor.cut.dim), damped.shape), atol=1e-4
         )
+
+
+def test_a_refresh_of_eigenbases_diagonalises_every_block_of_every_factor():
+    shapes = [FactorShape("x", "a", 10, 2), FactorShape("x", "g", 4, 1)]
+    refresh = timing.Refresh(shapes, BlockPlan(block_size=5, split="block"), "eigh")
+    refresh()
+    for factor in refresh.factors:
+        basis = factor.dense_basis()
+        turned = basis.transpose(0, 2, 1) @ factor.dense() @ basis
+        np.testing.assert_allclose(turned * (1 - np.eye(factor.cut.dim)), 0, atol=1e-4)
+        assert np.all(turned.diagonal(axis1=1, axis2=2) > 0)
 
 
 def test_the_launch_floor_reaches_as_far_as_times_are_flat():
