@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from thor.optimizer import THOR
     from thor.records import LayerRecord
     from thor.runtime import device
-    from thor.settings import schedules
+    from thor.settings import presets, schedules
     from thor.settings.loss_scale import DynamicLossScale
     from thor.settings.schedules import ExponentialDamping, GrowingInterval, PolynomialRate
     from thor.train_step import TrainStep
@@ -28,10 +28,14 @@ __version__ = "0.1.0"
 __all__ = [
     "THOR", "BlockPlan", "Decision", "DynamicLossScale", "ExponentialDamping", "GrowingInterval", "LayerRecord",
     "PolynomialRate", "RefreshRecord", "Sharing", "TellOptimizer", "TraceRule", "TrainStep", "detach", "device",
-    "register", "schedules", "value_and_grad",
+    "presets", "register", "schedules", "value_and_grad",
 ]  # fmt: skip
 
-_MODULES = {"device": "thor.runtime.device", "schedules": "thor.settings.schedules"}
+_MODULES = {
+    "device": "thor.runtime.device",
+    "presets": "thor.settings.presets",
+    "schedules": "thor.settings.schedules",
+}
 _MODULE_OF = {
     "BlockPlan": "thor.factors.blocks",
     "Decision": "thor.curvature.trace_rule",
