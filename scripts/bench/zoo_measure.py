@@ -106,17 +106,21 @@ def trained(family: str, count: int) -> dict[str, Any]:
 
     Returns:
         ``loss``, the first and the last; ``seconds``, of a curvature step and of the plain one; ``image`` and
-        ``batch``; ``not_called``, the number of captured layers that a forward pass does not call; ``state_bytes``.
+        ``batch``; ``not_called``, the number of captured layers that a forward pass does not call; ``not_renewed``,
+        that of others which did not get new bases at each curvature step; ``state_bytes``.
     """
     chosen = FAMILIES[family]
     optimizer, losses, seconds = train(make(family), batch_of(chosen.image, chosen.batch), count)
     *curvature, plain = seconds
+    called = [layer.used for layer in optimizer.captured]
+    renewed = [layer.refreshes == count for layer in optimizer.layers]
     return {
         "loss": [losses[0], losses[-1]],
         "seconds": {"curvature": float(np.median(curvature[1:] or curvature)), "plain": plain},
         "image": chosen.image,
         "batch": chosen.batch,
-        "not_called": sum(not layer.used for layer in optimizer.captured),
+        "not_called": called.count(False),
+        "not_renewed": sum(used and not new for used, new in zip(called, renewed, strict=True)),
         "state_bytes": optimizer.memory()["total"],
     }
 
