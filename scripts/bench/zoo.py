@@ -141,9 +141,9 @@ def answer_for_one(family: str, part: str, arguments: argparse.Namespace) -> Non
 
 
 def describe(error: Exception) -> str:
-    """The first line of an error, with its class."""
-    text = str(error).strip()
-    return f"{type(error).__name__}: {text.splitlines()[0] if text else 'no message'}"
+    """The first line of an error, with its class; MindSpore's headings, which begin with a hyphen, are passed over."""
+    lines = [line for line in str(error).splitlines() if line.strip() and not line.startswith("-")]
+    return f"{type(error).__name__}: {lines[0].strip() if lines else 'no message'}"
 
 
 def told(found: dict[str, Any]) -> str:

@@ -36,6 +36,7 @@ class Family:
 
 
 #: By the name of the module in mindcv.models. Transformers with a position for each patch take one size of image only.
+#: So does Inception v3, whose further head has a Dense layer of one size.
 FAMILIES: Mapping[str, Family] = {
     "bit": Family("BiT_resnet50"),
     "cait": Family("cait_xxs24_224", 224, 2),
@@ -52,7 +53,7 @@ FAMILIES: Mapping[str, Family] = {
     "googlenet": Family("googlenet"),
     "halonet": Family("halonet_50t", 256, 2),
     "hrnet": Family("hrnet_w32"),
-    "inceptionv3": Family("inception_v3", 96),
+    "inceptionv3": Family("inception_v3", 299, 2),
     "inceptionv4": Family("inception_v4", 96),
     "mae": Family("mae_b_16_224_finetune", 224, 2),
     "mixnet": Family("mixnet_s"),
