@@ -36,7 +36,7 @@ class Family:
 
 
 #: By the name of the module in mindcv.models. Transformers with a position for each patch take one size of image only.
-#: So does Inception v3, whose further head has a Dense layer of one size.
+#: So do Inception v3 and VGG, which have a Dense layer of whole maps.
 FAMILIES: Mapping[str, Family] = {
     "bit": Family("BiT_resnet50"),
     "cait": Family("cait_xxs24_224", 224, 2),
@@ -84,7 +84,7 @@ FAMILIES: Mapping[str, Family] = {
     "squeezenet": Family("squeezenet1_1"),
     "swintransformer": Family("swin_tiny", 224, 2),
     "swintransformerv2": Family("swinv2_tiny_window8", 256, 2),
-    "vgg": Family("vgg11"),
+    "vgg": Family("vgg11", 224, 2),
     "visformer": Family("visformer_tiny_v2", 224, 2),
     "vit": Family("vit_b_32_224", 224, 2),
     "volo": Family("volo_d1", 224, 2),
