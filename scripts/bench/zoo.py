@@ -212,7 +212,8 @@ def main() -> int:
         raise UserError("the package mindcv is not installed: `make lint` brings it, with requirements-dev.lock")
     thor.device.select("CPU")
     if arguments.one is not None:
-        answer_for_one(*arguments.one, arguments)
+        family, part = arguments.one
+        answer_for_one(family, part, arguments)
     return measure(arguments)
 
 
