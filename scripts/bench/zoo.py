@@ -1,17 +1,18 @@
-"""THOR on one network of each family of the package mindcv: what it captures, and what its steps cost.
+"""THOR on one network of each family of the package mindcv: what it captures, and that the network trains.
 
-    python scripts/bench/zoo.py --structure-only --out zoo.json      # a minute or two
+    python scripts/bench/zoo.py --structure-only --out zoo.json      # a minute or two; no step
     python scripts/bench/zoo.py --families vit,resnet --out zoo.json
+    python scripts/bench/zoo.py --timed --out zoo.json      # compiled steps beside Momentum's too: hours
     python scripts/bench/zoo.py --out zoo.json --table docs/results/zoo.md      # measure nothing; write the table
 
 *Parameters* are the entries of all trainable Parameters: weights, biases, scales and shifts of normalisations. The
 captured ones are preconditioned; all others take the plain gradient. Networks are those of mindcv's own functions at
-their smallest variants, without dropout. A network is trained for some steps on one batch, which gives the losses.
-Then its steps are timed, interleaved with Momentum's, as by scripts/bench/step.py. Each network's steps have a process
-of their own.
+their smallest variants, without dropout. A network is trained on one batch by THOR's defaults: some curvature steps
+and a plain one, operator by operator, for that needs no compiler. With ``--timed``, compiled steps that move nothing
+are timed, interleaved with Momentum's, as by scripts/bench/step.py. Each of these has a process of its own.
 
 With ``--out``, results are written after each network, and what is in the file already is not measured again: a run
-that was interrupted goes on. A network that failed is measured again.
+that was interrupted goes on. What failed is measured again.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +35,7 @@ import mindspore as ms
 
 import thor
 from scripts.bench.zoo_families import FAMILIES
-from scripts.bench.zoo_measure import steps, structure
+from scripts.bench.zoo_measure import step_times, structure, trained
 from scripts.bench.zoo_table import percent, write_page
 from scripts.common.arguments import count, file_to_write
 from scripts.common.atomic_write import write_results
@@ -43,8 +45,8 @@ from thor.runtime.errors import UserError
 
 SCRIPT = Path(__file__).resolve()
 ROOT = SCRIPT.parents[2]
-#: Settings of oneDNN that decide how a convolution runs (thor/runtime/device.py).
-VARIABLES = ("DNNL_MAX_CPU_ISA", "THOR_CONVOLUTION")
+#: What is measured of a network in a process of its own, and the mode of MindSpore.
+MODES = {"trained": ms.PYNATIVE_MODE, "steps": ms.GRAPH_MODE}
 
 
 def families(text: str) -> list[str]:
@@ -57,15 +59,16 @@ def families(text: str) -> list[str]:
     return list(dict.fromkeys(chosen))
 
 
-def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What measured steps depend on, beside the machine."""
-    chosen = {name: os.environ[name] for name in VARIABLES if name in os.environ}
-    return {"rounds": arguments.rounds, "steps": arguments.steps} | chosen
-
-
-def machine() -> dict[str, Any]:
-    """The machine, for the table."""
-    return {"cores": available_cores(), "convolutions": thor.device.convolution_path(), "mindspore": ms.__version__}
+def conditions(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What measurements depend on: options, settings and machine."""
+    rounds = {"rounds": arguments.rounds} if "steps" in arguments.parts else {}
+    return rounds | {
+        "curvature steps": arguments.steps,
+        "cores": available_cores(),
+        "convolutions": thor.device.convolution_path(),
+        "DNNL_MAX_CPU_ISA": os.environ.get("DNNL_MAX_CPU_ISA", "unset"),  # it decides how oneDNN computes
+        "MindSpore": ms.__version__,
+    }
 
 
 def read_results(path: Path | None) -> dict[str, Any]:
@@ -82,21 +85,19 @@ def read_results(path: Path | None) -> dict[str, Any]:
 
 
 def begin(results: dict[str, Any], arguments: argparse.Namespace) -> None:
-    """Note settings and machine in the results; refuse results of steps that were measured with others."""
-    own = {"settings": settings_of(arguments), "machine": machine()}
-    for key, now in own.items():
-        then = results.get(key, now)
-        if then != now:
+    """Note the conditions in the results; refuse results that were measured under others."""
+    before = results.setdefault("conditions", {})
+    for name, value in conditions(arguments).items():
+        if before.setdefault(name, value) != value:
             raise UserError(
-                f"{arguments.out}: its steps were measured with {key} {then}, and this run has {now}: "
-                f"give another --out, or the same {key}"
+                f"{arguments.out}: was measured with {name} {before[name]}, and this run has {value}: "
+                f"give another --out, or the same {name}"
             )
-    results.update(own)
 
 
-def done(found: dict[str, Any] | None, structure_only: bool) -> bool:
-    """Whether a family's results are complete."""
-    return found is not None and "error" not in found and ("steps" in found or structure_only)
+def done(found: dict[str, Any] | None, parts: Sequence[str]) -> bool:
+    """Whether a family's results have the structure and these parts."""
+    return found is not None and "error" not in found and all(part in found for part in ("structure", *parts))
 
 
 def measure_structure(family: str) -> dict[str, Any]:
@@ -107,36 +108,42 @@ def measure_structure(family: str) -> dict[str, Any]:
         return {"error": describe(error)}
 
 
-def measure_steps(family: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Times and losses of a family's steps, from a process of their own; an error is a result too."""
-    command = [sys.executable, str(SCRIPT), "--one", family, "--rounds", str(arguments.rounds)]
-    command += ["--steps", str(arguments.steps)]
+def measure_apart(family: str, part: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """One of MODES for a family, from a process of its own; an error is a result too."""
+    command = [sys.executable, str(SCRIPT), "--one", family, part]
+    command += ["--steps", str(arguments.steps), "--rounds", str(arguments.rounds)]
     try:
         finished = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=arguments.limit)
     except subprocess.TimeoutExpired:
-        return {"error": f"not finished within {arguments.limit} s (--limit)"}
+        return {"error": f"{part}: not finished within {arguments.limit} s (--limit)"}
     if finished.returncode != 0 or not finished.stdout.strip():
-        return {"error": f"its process ended with status {finished.returncode}"}
+        return {"error": f"{part}: its process ended with status {finished.returncode}"}
     return dict(json.loads(finished.stdout.splitlines()[-1]))
 
 
-def answer_for_one(family: str, rounds: int, count: int) -> None:
-    """Print the results of one family's steps as the last line, and leave without Python's end.
+def answer_for_one(family: str, part: str, arguments: argparse.Namespace) -> None:
+    """Print one part of a family's results as the last line, and leave without Python's end.
 
     As Python ends, Cells of networks that refer to themselves write a line of noise each.
     """
+    ms.set_context(mode=MODES[part])
     try:
-        found: dict[str, Any] = {"steps": steps(family, rounds, count)}
+        if part == "trained":
+            ms.runtime.launch_blocking()  # else threads that wait for operators take the cores from those that compute
+            own = trained(family, arguments.steps)
+        else:
+            own = step_times(family, arguments.rounds)
+        found: dict[str, Any] = {part: own}
     except Exception as error:  # see measure_structure
-        found = {"error": describe(error)}
+        found = {"error": f"{part}: {describe(error)}"}
     print(json.dumps(found), flush=True)
     os._exit(0)
 
 
 def describe(error: Exception) -> str:
-    """The first line of an error, with its class."""
-    text = str(error).strip()
-    return f"{type(error).__name__}: {text.splitlines()[0] if text else 'no message'}"
+    """The first line of an error, with its class; MindSpore's headings, which begin with a hyphen, are passed over."""
+    lines = [line for line in str(error).splitlines() if line.strip() and not line.startswith("-")]
+    return f"{type(error).__name__}: {lines[0].strip() if lines else 'no message'}"
 
 
 def told(found: dict[str, Any]) -> str:
@@ -145,28 +152,34 @@ def told(found: dict[str, Any]) -> str:
         return str(found["error"])
     seen = found["structure"]
     line = f"{seen['parameters'] / 1e6:.2f} M parameters, {percent(seen['captured_with_norms'] / seen['parameters'])}"
-    if "steps" not in found:
-        return line
-    ratio, loss = found["steps"]["ratio"], found["steps"]["loss"]
-    return f"{line}; plain {ratio['plain']:.2f} x, curvature {ratio['curvature']:.2f} x, {loss[0]:.2f} -> {loss[1]:.2f}"
+    if "trained" in found:
+        loss, seconds = found["trained"]["loss"], found["trained"]["seconds"]
+        line += f"; loss {loss[0]:.2f} -> {loss[1]:.2f}"
+        line += f", curvature {seconds['curvature']:.1f} s, plain {seconds['plain']:.1f} s"
+    if "steps" in found:
+        ratio = found["steps"]["ratio"]
+        line += f"; compiled: plain {ratio['plain']:.2f} x, curvature {ratio['curvature']:.2f} x"
+    return line
 
 
 def measure(arguments: argparse.Namespace) -> int:
     """Measure what is missing, and tell how far it is; the status is 1 if a family failed."""
     results = read_results(arguments.out)
-    if not arguments.structure_only:
+    if arguments.parts:
         begin(results, arguments)
     found = results["families"]
     for index, family in enumerate(arguments.families, 1):
         head = f"[{index}/{len(arguments.families)}] {family}: "
-        if done(found.get(family), arguments.structure_only):
+        if done(found.get(family), arguments.parts):
             print(f"{head}in {arguments.out} already", flush=True)
             continue
-        start, before = time.perf_counter(), found.get(family, {})
-        own = {"model": FAMILIES[family].model}
-        own |= {"structure": before["structure"]} if "structure" in before else measure_structure(family)
-        if not arguments.structure_only and "error" not in own:
-            own |= measure_steps(family, arguments)
+        start, own = time.perf_counter(), {"model": FAMILIES[family].model}
+        own |= {part: value for part, value in found.get(family, {}).items() if part in ("structure", *MODES)}
+        if "structure" not in own:
+            own |= measure_structure(family)
+        for part in arguments.parts:
+            if part not in own and "error" not in own:
+                own |= measure_apart(family, part, arguments)
         found[family] = own
         results["families"] = found = {name: found[name] for name in FAMILIES if name in found}
         write_results(arguments.out, results)
@@ -178,13 +191,17 @@ def main() -> int:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--families", type=families, default=list(FAMILIES), help="names, separated by commas (all)")
-    parser.add_argument("--structure-only", action="store_true", help="count what is captured; run no step")
-    parser.add_argument("--rounds", type=count, default=5, help="of interleaved steps (5)")
-    parser.add_argument("--steps", type=count, default=10, help="steps between the two losses (10)")
-    parser.add_argument("--limit", type=count, default=3600, help="seconds for the steps of a network (3600)")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--structure-only", dest="parts", action="store_const", const=(), default=("trained",),
+                      help="count what is captured; run no step")  # fmt: skip
+    what.add_argument("--timed", dest="parts", action="store_const", const=tuple(MODES),
+                      help="time compiled steps too, beside Momentum's")  # fmt: skip
+    parser.add_argument("--steps", type=count, default=3, help="curvature steps of a training (3)")
+    parser.add_argument("--rounds", type=count, default=5, help="of interleaved compiled steps, with --timed (5)")
+    parser.add_argument("--limit", type=count, default=3600, help="seconds for each measured part of a network (3600)")
     parser.add_argument("--out", type=file_to_write, metavar="FILE.json")
     parser.add_argument("--table", type=file_to_write, metavar="PAGE.md", help="write the table of --out into a page")
-    parser.add_argument("--one", choices=list(FAMILIES), help=argparse.SUPPRESS)
+    parser.add_argument("--one", nargs=2, metavar=("FAMILY", "PART"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.table is not None:
         if arguments.out is None or not arguments.out.exists():
@@ -194,9 +211,9 @@ def main() -> int:
     if importlib.util.find_spec("mindcv") is None:
         raise UserError("the package mindcv is not installed: `make lint` brings it, with requirements-dev.lock")
     thor.device.select("CPU")
-    ms.set_context(mode=ms.GRAPH_MODE)
     if arguments.one is not None:
-        answer_for_one(arguments.one, arguments.rounds, arguments.steps)
+        family, part = arguments.one
+        answer_for_one(family, part, arguments)
     return measure(arguments)
 
 

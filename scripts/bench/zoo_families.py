@@ -36,6 +36,7 @@ class Family:
 
 
 #: By the name of the module in mindcv.models. Transformers with a position for each patch take one size of image only.
+#: So do Inception v3 and VGG, which have a Dense layer of whole maps.
 FAMILIES: Mapping[str, Family] = {
     "bit": Family("BiT_resnet50"),
     "cait": Family("cait_xxs24_224", 224, 2),
@@ -52,7 +53,7 @@ FAMILIES: Mapping[str, Family] = {
     "googlenet": Family("googlenet"),
     "halonet": Family("halonet_50t", 256, 2),
     "hrnet": Family("hrnet_w32"),
-    "inceptionv3": Family("inception_v3", 96),
+    "inceptionv3": Family("inception_v3", 299, 2),
     "inceptionv4": Family("inception_v4", 96),
     "mae": Family("mae_b_16_224_finetune", 224, 2),
     "mixnet": Family("mixnet_s"),
@@ -83,7 +84,7 @@ FAMILIES: Mapping[str, Family] = {
     "squeezenet": Family("squeezenet1_1"),
     "swintransformer": Family("swin_tiny", 224, 2),
     "swintransformerv2": Family("swinv2_tiny_window8", 256, 2),
-    "vgg": Family("vgg11"),
+    "vgg": Family("vgg11", 224, 2),
     "visformer": Family("visformer_tiny_v2", 224, 2),
     "vit": Family("vit_b_32_224", 224, 2),
     "volo": Family("volo_d1", 224, 2),

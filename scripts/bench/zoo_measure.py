@@ -1,4 +1,4 @@
-"""What scripts/bench/zoo.py measures of one network: what THOR captures of it, and what its steps cost."""
+"""What scripts/bench/zoo.py measures of one network: what THOR captures of it, how it trains, what its steps cost."""
 
 from __future__ import annotations
 
@@ -82,43 +82,65 @@ def cross_entropy() -> Callable[..., Tensor]:
     return CrossEntropySmooth(aux_factor=0.4)
 
 
-def train(net: nn.Cell, batch: tuple[Tensor, Tensor], steps: int) -> tuple[thor.TrainStep, list[float]]:
-    """Train a network on one batch with THOR's defaults.
+def train(net: nn.Cell, batch: tuple[Tensor, Tensor], count: int) -> tuple[thor.THOR, list[float], list[float]]:
+    """Train a network on one batch by THOR's defaults, operator by operator; the mode has to be PYNATIVE_MODE.
+
+    ``count`` curvature steps, of which each gathers factors and renews all bases, are followed by a plain step.
 
     Returns:
-        The step, which moves nothing any more, and the loss before each of ``steps`` steps and after them.
+        The optimizer; the loss before each step, and after all of them; the seconds of each step.
     """
-    optimizer = thor.THOR(net, lambda step: LEARNING_RATE if step < steps else 0.0)
-    step = thor.TrainStep(net, cross_entropy(), optimizer)
-    return step, [float(step(*batch).asnumpy()) for _ in range(steps + 1)]
+    optimizer = thor.THOR(net, lambda step: LEARNING_RATE if step <= count else 0.0)
+    step = thor.TrainStep(net, cross_entropy(), optimizer, jit=False)
+    curvature, plain = Forced(step, 0, 0), Forced(step, NEVER, NEVER)
+    losses, seconds = [], []
+    for each in (*[curvature] * count, plain, plain):  # the last step moves nothing
+        begin = time.perf_counter()
+        losses.append(float(each(*batch).asnumpy()))
+        seconds.append(time.perf_counter() - begin)
+    return optimizer, losses, seconds[:-1]
 
 
-def steps(family: str, rounds: int, count: int) -> dict[str, Any]:
-    """Train a family's network for ``count`` steps on one batch, then time steps that move nothing.
+def trained(family: str, count: int) -> dict[str, Any]:
+    """Train a family's network by ``count`` curvature steps and a plain one, see :func:`train`.
 
     Returns:
-        ``ms``, ``quartiles`` and ``ratio`` as scripts/bench/step.py; ``loss``, the first and the last; ``seconds`` of
-        everything; ``not_called``, the number of captured layers that a forward pass does not call; ``state_bytes``.
+        ``loss``, the first and the last; ``seconds``, of a curvature step and of the plain one; ``image`` and
+        ``batch``; ``not_called``, the number of captured layers that a forward pass does not call; ``not_renewed``,
+        that of others which did not get new bases at each curvature step; ``state_bytes``.
+    """
+    chosen = FAMILIES[family]
+    optimizer, losses, seconds = train(make(family), batch_of(chosen.image, chosen.batch), count)
+    *curvature, plain = seconds
+    called = [layer.used for layer in optimizer.captured]
+    renewed = [layer.refreshes == count for layer in optimizer.layers]
+    return {
+        "loss": [losses[0], losses[-1]],
+        "seconds": {"curvature": float(np.median(curvature[1:] or curvature)), "plain": plain},
+        "image": chosen.image,
+        "batch": chosen.batch,
+        "not_called": called.count(False),
+        "not_renewed": sum(used and not new for used, new in zip(called, renewed, strict=True)),
+        "state_bytes": optimizer.memory()["total"],
+    }
+
+
+def step_times(family: str, rounds: int) -> dict[str, Any]:
+    """Time compiled steps of a family's network, which move nothing, beside Momentum's.
+
+    Returns:
+        ``ms``, ``quartiles`` and ``ratio`` as scripts/bench/step.py; ``seconds`` of everything.
     """
     begin = time.perf_counter()
     chosen = FAMILIES[family]
-    batch = batch_of(chosen.image, chosen.batch)
-    step, losses = train(make(family), batch, count)
-    other = make(family)
+    net, other = make(family), make(family)
+    step = thor.TrainStep(net, cross_entropy(), thor.THOR(net, 0.0))
     thor.device.fast_convolutions(other)
     phases: dict[str, Callable[..., Tensor]] = {
-        "plain": Forced(step, NEVER, NEVER),
-        "curvature": Forced(step, 0, NEVER),
         "refresh": Forced(step, 0, 0),
+        "curvature": Forced(step, 0, NEVER),
+        "plain": Forced(step, NEVER, NEVER),
         "Momentum": first_order_step(other, cross_entropy()),
     }
-    found = summary(interleaved(phases, batch, rounds))
-    optimizer = step.optimizer
-    return found | {
-        "image": chosen.image,
-        "batch": chosen.batch,
-        "loss": [losses[0], losses[-1]],
-        "not_called": sum(not layer.used for layer in optimizer.captured),
-        "state_bytes": optimizer.memory()["total"],
-        "seconds": time.perf_counter() - begin,
-    }
+    found = summary(interleaved(phases, batch_of(chosen.image, chosen.batch), rounds))
+    return found | {"seconds": time.perf_counter() - begin}

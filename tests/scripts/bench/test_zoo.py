@@ -1,11 +1,10 @@
-"""THOR on networks of every family of mindcv: what is captured, and what is left."""
+"""THOR on networks of every family of mindcv: what is captured, what is left, and that they train."""
 
 import argparse
 import json
 import subprocess
 import sys
 
-import mindspore as ms
 import numpy as np
 import pytest
 from mindcv.models import registry
@@ -13,7 +12,6 @@ from mindspore import nn
 
 from scripts.bench import zoo, zoo_measure, zoo_table
 from scripts.bench.zoo_families import FAMILIES, make
-from tests.support.modes import in_mode
 from tests.support.paths import ROOT
 from thor.runtime.errors import UserError
 
@@ -27,12 +25,9 @@ EXCEPTIONS = {
 #: A dozen that are built quickly, with each kind of what is left out, and an exception.
 QUICK = ("bit", "convnext", "densenet", "edgenext", "googlenet", "halonet", "mobilenetv1", "pit", "pvt", "repvgg",
          "resnest", "rexnet")  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def _graph_mode():
-    with in_mode(ms.GRAPH_MODE):
-        yield
+#: A dozen of different kinds, which are trained.
+TRAINED = ("bit", "convnext", "densenet", "efficientnet", "inceptionv3", "mlpmixer", "mobilenetv1", "pvtv2", "repvgg",
+           "shufflenetv1", "swintransformer", "vit")  # fmt: skip
 
 
 def check_structure(family):
@@ -90,15 +85,13 @@ def run(*arguments):
 
 
 def arguments_of(out, **changes):
-    given = {"out": out, "families": ["mobilenetv1", "squeezenet"], "structure_only": True, "rounds": 1, "steps": 1,
-             "limit": 60}  # fmt: skip
+    given = {"out": out, "families": ["mobilenetv1", "squeezenet"], "parts": (), "rounds": 1, "steps": 1, "limit": 60}
     return argparse.Namespace(**given | changes)
 
 
-def measured(ratio=1.5):
-    """What the steps of a family give."""
-    phases = {"plain": ratio, "curvature": 2.0, "refresh": 3.0, "Momentum": 1.0}
-    return {"ms": {"Momentum": 12.3}, "ratio": phases, "loss": [6.9, 5.4], "image": 64, "batch": 4}
+STRUCTURE = {"parameters": 9, "captured": 8, "captured_with_norms": 9, "layers": 1, "left_out": []}
+TRAINING = {"loss": [6.9, 5.4], "seconds": {"curvature": 2.0, "plain": 1.0}, "image": 64, "batch": 4}
+STEPS = {"ms": {"Momentum": 12.3}, "ratio": {"plain": 1.5, "curvature": 2.0, "refresh": 3.0, "Momentum": 1.0}}
 
 
 def test_unknown_families_are_named_with_what_there_is():
@@ -128,30 +121,55 @@ def test_a_run_goes_on_where_it_was_ended(tmp_path, monkeypatch):
     """What is in the file is kept, an error is tried again, and a run that is killed has lost one family at most."""
     out, asked = tmp_path / "zoo.json", []
 
-    def steps_of(family, arguments):
-        asked.append(family)
+    def measure(family, part, arguments):
+        asked.append((family, part))
         if family == "vgg":
             raise KeyboardInterrupt
-        return {"error": "out of memory"} if asked.count(family) == 1 and family == "vit" else {"steps": measured()}
+        if (family, part) == ("vit", "steps") and asked.count((family, part)) == 1:
+            return {"error": "out of memory"}
+        return {part: {"trained": TRAINING, "steps": STEPS}[part]}
 
-    monkeypatch.setattr(zoo, "measure_structure", lambda family: {"structure": {"parameters": 9, "captured": 8,
-                        "captured_with_norms": 9, "layers": 1, "left_out": []}})  # fmt: skip
-    monkeypatch.setattr(zoo, "measure_steps", steps_of)
-    options = {"families": ["bit", "vit", "vgg"], "structure_only": False}
+    monkeypatch.setattr(zoo, "measure_structure", lambda family: {"structure": STRUCTURE})
+    monkeypatch.setattr(zoo, "measure_apart", measure)
+    options = {"families": ["bit", "vit", "vgg"], "parts": ("trained",)}
     with pytest.raises(KeyboardInterrupt):
         zoo.measure(arguments_of(out, **options))
-    assert asked == ["bit", "vit", "vgg"] and set(json.loads(out.read_text())["families"]) == {"bit", "vit"}
-    assert zoo.measure(arguments_of(out, families=["bit", "vit"], structure_only=False)) == 0
-    assert asked == ["bit", "vit", "vgg", "vit"]  # only the one that failed
-    with pytest.raises(UserError, match="measured with settings .*'rounds': 1.* and this run has .*'rounds': 7"):
-        zoo.measure(arguments_of(out, **options, rounds=7))
+    assert [family for family, _ in asked] == ["bit", "vit", "vgg"]
+    assert set(json.loads(out.read_text())["families"]) == {"bit", "vit"}
+    asked.clear()
+    options = {"families": ["bit", "vit"], "parts": ("trained", "steps")}
+    assert zoo.measure(arguments_of(out, **options)) == 1
+    assert zoo.measure(arguments_of(out, **options)) == 0
+    assert asked == [("bit", "steps"), ("vit", "steps"), ("vit", "steps")]  # only what is missing, or failed
+    for changes in ({"steps": 7}, {"rounds": 7}):
+        with pytest.raises(UserError, match=f"was measured with .*{next(iter(changes))} 1, and this run has 7"):
+            zoo.measure(arguments_of(out, **options, **changes))
+
+
+def check_training(family, out, steps):
+    """A family's network trains on its batch, and each layer that it calls gets new bases at each curvature step."""
+    found = zoo.measure_apart(family, "trained", arguments_of(out, steps=steps, limit=600))
+    assert "error" not in found, found
+    loss, seconds = found["trained"]["loss"], found["trained"]["seconds"]
+    assert loss[1] < loss[0] and min(seconds.values()) > 0
+    assert found["trained"]["not_called"] == found["trained"]["not_renewed"] == 0
+
+
+def test_a_network_trains(tmp_path):
+    check_training("mobilenetv1", tmp_path / "zoo.json", 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", TRAINED)
+def test_networks_of_different_kinds_train(family, tmp_path):
+    check_training(family, tmp_path / "zoo.json", 3)
 
 
 def test_what_fails_is_told_and_the_rest_goes_on(tmp_path, monkeypatch, capsys):
     def fails(family):
         if family == "mobilenetv1":
-            raise RuntimeError("no such kernel\nand more")
-        return {"parameters": 9, "captured": 8, "captured_with_norms": 9, "layers": 1, "left_out": []}
+            raise RuntimeError("\n-----\n- Select failed:\n-----\nno such kernel\nand more")
+        return STRUCTURE
 
     monkeypatch.setattr(zoo, "structure", fails)
     out = tmp_path / "zoo.json"
@@ -162,7 +180,7 @@ def test_what_fails_is_told_and_the_rest_goes_on(tmp_path, monkeypatch, capsys):
     assert "no such kernel" in capsys.readouterr().out
     command = subprocess.CompletedProcess([], -9, "", "")
     monkeypatch.setattr(zoo.subprocess, "run", lambda *args, **options: command)
-    assert "status -9" in zoo.measure_steps("vit", arguments_of(out))["error"]
+    assert "status -9" in zoo.measure_apart("vit", "trained", arguments_of(out))["error"]
 
 
 def test_a_file_that_is_no_result_is_refused(tmp_path):
@@ -183,26 +201,37 @@ def test_the_table_has_what_the_file_has_and_keeps_the_text_above(tmp_path):
     structure = {"parameters": 2_000_000, "captured": 1_900_000, "captured_with_norms": 1_999_960, "layers": 3}
     results = {
         "families": {
-            "vit": {"model": "vit_b", "structure": structure | {"left_out": []}, "steps": measured()},
+            "vit": {"model": "vit_b", "structure": structure | {"left_out": []}, "trained": TRAINING},
             "bit": {"model": "bit_50", "structure": structure | {"left_out": left}},
             "vgg": {"model": "vgg11", "error": "no memory"},
         },
-        "settings": {"rounds": 5}, "machine": {"cores": 2},
+        "conditions": {"curvature steps": 3, "cores": 2},
     }  # fmt: skip
     page = tmp_path / "page.md"
     page.write_text(f"# Zoo\n\nby hand\n\n{zoo_table.MARK}\n\nold\n")
     zoo_table.write_page(page, results)
     text = page.read_text()
-    assert text.startswith("# Zoo\n\nby hand\n") and "old" not in text and text.endswith("rounds 5, cores 2.\n")
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
-    assert all(len(cells) == len(zoo_table.COLUMNS) for cells in rows)
-    assert rows[2] == ["vit", "`vit_b`", "2.00 M", "95.00 %", "99.99 %", "4 x 64²", "12", "1.50 x", "2.00 x", "3.00 x",
-                       "6.90 → 5.40", "nothing"]  # fmt: skip
-    assert rows[3][5:11] == ["-"] * 6 and rows[3][11] == "others, below 0.05 % each"
+    assert text.startswith("# Zoo\n\nby hand\n") and "old" not in text and text.endswith("steps 3, cores 2.\n")
+    rows = rows_of(text)
+    assert rows[0] == [*zoo_table.COLUMNS, zoo_table.LAST]
+    assert rows[2] == ["vit", "`vit_b`", "2.00 M", "95.00 %", "99.99 %", "4 x 64²", "6.90 → 5.40", "nothing"]
+    assert rows[3][5:] == ["-", "-", "others, below 0.05 % each"]
+    assert rows[4] == ["vgg", "`vgg11`"] + ["-"] * 6
     assert "- vgg: no memory" in text
-    first = text
     zoo_table.write_page(page, results)
-    assert page.read_text() == first
+    assert page.read_text() == text
+    results["families"]["vit"]["steps"] = STEPS
+    zoo_table.write_page(page, results)
+    rows = rows_of(page.read_text())
+    assert rows[0][7:11] == list(zoo_table.TIMED) and rows[2][7:11] == ["12", "1.50 x", "2.00 x", "3.00 x"]
+    assert rows[3][7:11] == ["-"] * 4
+
+
+def rows_of(page):
+    """Cells of the rows of a page's table, which all have as many."""
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line.startswith("|")]
+    assert len({len(cells) for cells in rows}) == 1
+    return rows
 
 
 def test_a_share_is_never_rounded_up_to_all():
