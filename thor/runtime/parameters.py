@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import mindspore as ms
 import numpy as np
-from mindspore import Parameter, Tensor
+from mindspore import Parameter, Tensor, ops
+
+from first_order.compiled import clear_failed_call
 
 PREFIX = "thor."
 LARGEST = 2**31 - 1  # largest int32: stands for a step that never comes
@@ -39,6 +41,20 @@ def write(state: Parameter, value: Any) -> None:
         value = min(value, LARGEST)
     numbers = np.float32 if state.dtype == ms.float32 else np.int32  # ms.dtype_to_nptype warns at each call
     state.set_data(Tensor(np.full(state.shape, value, numbers)))
+
+
+def give_own_storage(weights: Iterable[Parameter]) -> None:
+    """Copy the value of each Parameter that is a view of another Tensor.
+
+    ``set_data`` with a reshaped Tensor makes such a Parameter. Operator by operator MindSpore's Assign, with which
+    optimizers move weights, refuses to write into it.
+    """
+    for weight in weights:
+        try:
+            ops.assign(weight, weight.value() + 0)
+        except RuntimeError:
+            clear_failed_call()
+            weight.set_data(Tensor(weight.asnumpy().copy(), weight.dtype))
 
 
 def check_before_loading(target: Parameter, check: Callable[[Tensor], None]) -> None:

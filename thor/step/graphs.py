@@ -33,6 +33,7 @@ from thor.distributed.reduce import Means, unreduced
 from thor.runtime import device
 from thor.runtime.dropout_seeds import DropoutSeeds
 from thor.runtime.graph_ops import entry, over
+from thor.runtime.parameters import give_own_storage
 from thor.step.accumulation import Accumulators, Adder, Clearer, ScaledSums
 from thor.step.compiled_for import Flags, FlagWatch
 from thor.step.diagnose import no_factors, works
@@ -96,6 +97,8 @@ class StepGraphs:
         self.parameters = [*forward.net.get_parameters(), *forward.other_parameters()]
         self.forward, self.has_aux, self.layers, self.update = forward.function(), forward.has_aux, layers, update
         self.weights = update.inner.parameters
+        if not jit:
+            give_own_storage(self.weights)
         self.ranks, self.sums, self.jit, self.state = ranks, sums, jit, state
         self.lengths: tuple[Any, ...] | None = None
         self.scaled = False
