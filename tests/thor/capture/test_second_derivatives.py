@@ -7,14 +7,12 @@ loss by weights and pre-activations with complex steps: f'(x) = Im f(x + i h) / 
 import mindspore as ms
 import numpy as np
 import pytest
-from mindspore import Parameter, Tensor, mint, nn, ops
+from mindspore import Tensor, nn, ops
 
-import thor
 from tests.support import reference
-from tests.support.modes import in_mode
-from tests.support.networks import Mlp, fill, make, values
+from tests.support.derivatives import CLOSE, Penalty, gathered, plain_gradients
+from tests.support.networks import Mlp, make, values
 
-CLOSE = {"rtol": 3e-4, "atol": 1e-6}
 SIZES = (2, 4, 3, 1)
 POINTS, KNOWN = 7, 5
 TINY = 1e-30
@@ -246,37 +244,6 @@ def test_the_reference_derives_as_finite_differences_do():
 # -- gradients and factors --------------------------------------------------------------------------------------------
 
 
-def gathered(net, kind, batch, jit=True, **options):
-    """(loss, gradients, optimizer) of one step that gathers and refreshes."""
-    whole = kind(net)
-    settings = {"momentum": 0.0, "interval": 1, "factor_decay": 0.0, "split": "block", "norms": True} | options
-    optimizer = thor.THOR(whole, 0.05, 0.1, **settings)
-
-    def forward(*batch):
-        return whole(*batch)
-
-    loss, found = thor.value_and_grad(forward, optimizer, jit=jit)(*batch)
-    optimizer(found)
-    return float(loss), [g.asnumpy() for g in found], optimizer
-
-
-def plain_gradients(net, kind, batch):
-    """Those of the network without taps, compiled."""
-    whole = kind(net).set_train()
-
-    class Gradients(nn.Cell):
-        def __init__(self):
-            super().__init__(auto_prefix=False)
-            self.whole = whole
-            self.gradients = ms.grad(whole, None, net.trainable_params())
-
-        def construct(self, *batch):
-            return self.gradients(*batch)
-
-    with in_mode(ms.GRAPH_MODE):
-        return [g.asnumpy() for g in Gradients()(*batch)]
-
-
 @pytest.mark.parametrize("kind", LOSSES)
 def test_gradients_and_factors_are_those_of_the_whole_loss(mode, kind):
     net, batch = Mlp(SIZES), data()
@@ -311,151 +278,6 @@ def test_a_fourth_derivative_has_the_gradients_of_the_network_without_taps(mode)
     for ours, theirs in zip(found, wanted, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=1e-6 * np.abs(theirs).max())
     assert [layer.refreshes for layer in optimizer.layers] == [1, 1, 1]
-
-
-# -- other layers -----------------------------------------------------------------------------------------------------
-
-
-class Penalty(nn.Cell):
-    """A penalty on a critic and on its gradient by the input, as generative networks have it.
-
-    Value and gradient come from one call: two calls with one input are merged by the compiler, but not operator by
-    operator.
-    """
-
-    def __init__(self, net):
-        super().__init__()
-        self.net = net
-        self.both = ms.value_and_grad(net)
-
-    def construct(self, x):
-        value, slopes = self.both(x)
-        return (value**2).mean() + (slopes**2).mean()
-
-
-class Shifted(nn.Cell):
-    """A layer whose output can be shifted: the gradient by the shift is that by the output."""
-
-    def __init__(self, layer):
-        super().__init__()
-        self.layer, self.shift, self.seen = layer, None, None
-        self.recording = False
-
-    def construct(self, x):
-        y = self.layer(x)
-        if self.recording:  # operator by operator only
-            self.seen, self.shift = x, Parameter(ops.zeros_like(y), name=f"{self.layer.cls_name}_shift")
-        if self.shift is not None:
-            y = y + self.shift
-        return y
-
-
-class Scaled(nn.Cell):
-    """Rows of a table times the input; with ``tied``, scores by the table follow."""
-
-    def __init__(self, tied, wrap):
-        super().__init__()
-        table, dense = nn.Embedding(6, 4), nn.Dense(4, 6, has_bias=False)
-        if tied:
-            dense.weight = table.embedding_table
-        self.table, self.dense = wrap(table), wrap(dense)
-        self.ids = Tensor(np.random.default_rng(2).integers(0, 6, (3, 2)).astype(np.int32))
-        self.tanh = nn.Tanh()
-
-    def construct(self, x):
-        return self.tanh(self.dense(self.tanh(self.table(self.ids) * x)))
-
-
-def behind(*makers):
-    """A function of a wrapper that makes a network of wrapped layers with a tanh behind each."""
-    return lambda wrap: nn.SequentialCell([part for make in makers for part in (wrap(make()), nn.Tanh())])
-
-
-#: of each kind of layer the network and the shape of its input
-KINDS = {
-    "dense on three axes": (behind(lambda: nn.Dense(3, 4), lambda: nn.Dense(4, 2)), (4, 3, 3)),
-    "mint.nn.Linear": (behind(lambda: mint.nn.Linear(3, 4)), (4, 3)),
-    "convolution": (behind(lambda: nn.Conv2d(2, 3, 3), lambda: nn.Conv2d(3, 2, 1)), (3, 2, 4, 5)),
-    "padded convolution": (behind(lambda: nn.Conv2d(2, 3, 2, 2, "pad", (1, 0, 1, 0))), (3, 2, 4, 5)),
-    "convolution of many positions": (behind(lambda: nn.Conv2d(2, 4, 3, group=2, has_bias=True)), (2, 2, 12, 12)),
-    "convolution over one axis": (behind(lambda: nn.Conv1d(2, 3, 3)), (3, 2, 6)),
-    "transposed convolution": (behind(lambda: nn.Conv2dTranspose(2, 3, 3, 2)), (3, 2, 3, 3)),
-    "LayerNorm": (behind(lambda: nn.Dense(3, 4), lambda: nn.LayerNorm((4,))), (5, 3)),
-    "BatchNorm": (behind(lambda: nn.Conv2d(2, 3, 2), lambda: nn.BatchNorm2d(3)), (3, 2, 4, 4)),
-    "embedding": (lambda wrap: Scaled(False, wrap), (3, 2, 4)),
-    "tied table": (lambda wrap: Scaled(True, wrap), (3, 2, 4)),
-}
-
-
-def filled(build, wrap=lambda layer: layer):
-    return fill(build(wrap), 0)
-
-
-def gradients_by_outputs(build, kind, batch):
-    """(layer, its input, the gradient of the loss by its output) for each layer of a network without taps."""
-    shifted = []
-
-    def wrap(layer):
-        shifted.append(Shifted(layer))
-        return shifted[-1]
-
-    net = filled(build, wrap).set_train()
-    for each in shifted:
-        each.recording = True
-    with in_mode(ms.PYNATIVE_MODE):
-        net(batch[0])
-    for each in shifted:
-        each.recording = False
-    with in_mode(ms.GRAPH_MODE):
-        found = ms.grad(kind(net).set_train(), None, [each.shift for each in shifted])(*batch)
-    found = found if isinstance(found, tuple) else (found,)
-    return [(each.layer, each.seen, g) for each, g in zip(shifted, found, strict=True)]
-
-
-class WithTheseGradients(nn.Cell):
-    """A loss of layers with given inputs whose gradients by their outputs are given; no derivative is in it.
-
-    The layers have the names that they have in a network by :func:`behind`, for the numbers drawn by name.
-    """
-
-    def __init__(self, layers, inputs, gradients):
-        super().__init__()
-        self.net = nn.SequentialCell([part for layer in layers for part in (layer, nn.Tanh())])
-        self.inputs, self.gradients = inputs, gradients
-
-    def construct(self, x):
-        loss = 0.0 * x.sum()
-        for k in range(len(self.inputs)):
-            loss = loss + (self.net[2 * k](self.inputs[k]) * self.gradients[k]).sum()
-        return loss
-
-
-def check_kind(kind, options):
-    """The gradients are those without taps, the factors those of a first derivative with the same output gradients."""
-    build, shape = KINDS[kind]
-    batch = [Tensor(np.random.default_rng(3).standard_normal(shape).astype(np.float32))]
-    wanted = plain_gradients(filled(build), Penalty, batch)
-    _, found, ours = gathered(filled(build), Penalty, batch, **options)
-    for mine, theirs in zip(found, wanted, strict=True):
-        np.testing.assert_allclose(mine, theirs, **CLOSE)
-    layers, inputs, gradients = zip(*gradients_by_outputs(build, Penalty, batch), strict=True)
-    _, _, plain = gathered(layers, lambda cells: WithTheseGradients(cells, inputs, gradients), batch, **options)
-    assert [layer.refreshes for layer in ours.layers] == [1] * len(plain.layers)
-    for mine, theirs in zip(ours.layers, plain.layers, strict=True):
-        for a, b in zip(ours.factors(mine.name), plain.factors(theirs.name), strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4 * np.abs(b).max())
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("sharing", ["pooled", "expand", "reduce"])
-def test_every_kind_of_layer_gathers_under_a_gradient(kind, sharing):
-    check_kind(kind, {"weight_sharing": sharing} | ({"factor_share": 0.7} if sharing == "expand" else {}))
-
-
-@pytest.mark.parametrize("kind", ["dense on three axes", "convolution"])
-@pytest.mark.parametrize("split", ["block+mean", "block+rank"])
-def test_every_split_gathers_under_a_gradient(kind, split):
-    check_kind(kind, {"split": split, "rank": 2, "block_size": 2})
 
 
 # -- what is told -----------------------------------------------------------------------------------------------------
