@@ -14,6 +14,7 @@ from rich.table import Table
 
 from thor.cli import arguments
 from thor.cli.terminal import console, say
+from thor.curvature.method_names import INVERSE
 from thor.factors.blocks import SPLITS, BlockPlan
 from thor.profile.profile_file import Profile
 from thor.runtime.errors import UserError
@@ -197,7 +198,7 @@ def plan(
     """Predict step times on many devices, for every way to share the inverses among them."""
     settings = PlanSettings(**locals())
     found = Profile.load(settings.profile)
-    if found.of != "inverse":
+    if found.of != INVERSE:
         raise UserError(
             f"--profile {settings.profile}: it was measured with --precondition eigenbasis, and the simulated job "
             f"inverts; measure one with --precondition inverse"

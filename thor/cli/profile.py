@@ -17,7 +17,7 @@ import typer
 
 from thor.cli import arguments
 from thor.cli.terminal import INTERRUPTED, ProfileSaver, ProgressBars, console, interruptible, say
-from thor.curvature.method_names import EIGH
+from thor.curvature.method_names import EIGENBASIS, EIGH
 from thor.profile import crossing, report
 from thor.profile.profile_file import Profile
 from thor.runtime.errors import UserError, message_of
@@ -88,7 +88,7 @@ class ProfileSettings:
         arguments.budget("--budget", self.budget)
         if self.memory is not None:
             arguments.positive("--memory", self.memory)
-        if self.precondition == "eigenbasis" and self.inverse is not None:
+        if self.precondition == EIGENBASIS and self.inverse is not None:
             raise UserError(
                 f"--inverse {self.inverse}: with --precondition eigenbasis nothing is inverted: leave one of them out"
             )
@@ -126,7 +126,7 @@ class ProfileSettings:
         return Task(
             net=net, loss_fn=network_argument.build_loss(self.loss), batches=batches, dims=self.block_sizes(),
             threshold=self.threshold, rank=self.rank, damping=self.damping, skip=tuple(self.skip or ()),
-            memory=self.held_bytes(), inverse=EIGH if self.precondition == "eigenbasis" else self.inverse,
+            memory=self.held_bytes(), inverse=EIGH if self.precondition == EIGENBASIS else self.inverse,
             describe=self.description(source),
         )  # fmt: skip
 

@@ -163,12 +163,10 @@ class BasisFactor(FactorEstimate):
 
     def __init__(self, name: str, cut: Cut, copies: int, *, diagonal: bool = False, held: bool = True):
         super().__init__(name, cut, copies, diagonal=diagonal, held=held)
-        shape = (copies, cut.count, cut.size, cut.size)
-        self.turns = cut.size > 1
-        self.cache, self.cache_shapes = (), ()
+        self.cache, self.cache_shapes = (), cut.basis_shapes(copies)
+        self.turns = bool(self.cache_shapes)
         if self.turns:
-            self.cache_shapes = (shape,)
-            identity = np.broadcast_to(np.eye(cut.size, dtype=np.float32), shape)
+            identity = np.broadcast_to(np.eye(cut.size, dtype=np.float32), self.cache_shapes[0])
             self.basis = parameter(f"{name}.basis", identity if held else np.zeros(1, np.float32))
             self.cache = (self.basis,)
 

@@ -80,6 +80,10 @@ class Cut:
         bias = ((copies, rows, 1),) if self.bias_apart else ()
         return inverse, (copies, self.padded, self.rank), (copies, rows, self.padded), *bias
 
+    def basis_shapes(self, copies: int) -> tuple[tuple[int, ...], ...]:
+        """Shapes of the eigenbases of ``copies`` copies: none for blocks of one row, which are their own."""
+        return ((copies, self.count, self.size, self.size),) if self.size > 1 else ()
+
     @property
     def kept(self) -> list[int]:
         """Indices of the :attr:`thin` rows that are rows of the factor, not padding."""

@@ -39,7 +39,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, ops
 
-from thor.runtime.graph_ops import constant, constants, first_entries, is_at_least, ones_of, reshaped, swapped
+from thor.runtime.graph_ops import constant, constants, first_entries, is_at_least, itself, ones_of, reshaped, swapped
 
 _product, _sum = ops.MatMul(), ops.ReduceSum()
 _gram, _gram_by_rows = ops.BatchMatMul(transpose_b=True), ops.BatchMatMul(transpose_a=True)
@@ -55,15 +55,11 @@ def first_examples(x, share):
     """The first k of the N examples in x (axis 0), k being ``share`` of N but at least 1; and N / k."""
     count = x.shape[0]
     kept = part_of(count, share)
-    return (_first_rows, _itself)[is_at_least(kept, count)](x, kept), count / kept
+    return (_first_rows, itself)[is_at_least(kept, count)](x, kept), count / kept
 
 
 def _first_rows(x, count):
     return first_entries(x, (count,) + x.shape[1:])
-
-
-def _itself(x, _):
-    return x
 
 
 @ops.constexpr
@@ -163,7 +159,7 @@ def deviations(weight):
 
 def apart(features, batch):
     """Features of B examples as [B, c, d, P]: undoes the joining of all rows in one part (:func:`parts`)."""
-    return (_taken_apart, _itself)[is_at_least(features.shape[0], batch)](features, batch)
+    return (_taken_apart, itself)[is_at_least(features.shape[0], batch)](features, batch)
 
 
 def _taken_apart(features, batch):
@@ -186,19 +182,14 @@ def scale_of_counted_sum(terms, counted):
     return terms * terms / counted
 
 
-def scale_of_counted_mean(_, counted):
-    """The scale of an A of so many rows."""
-    return 1.0 / counted
-
-
 def scale_of_sums(terms, _):
     """The scale of G for one row an example, its sum."""
     return 1.0 * terms
 
 
-def scale_of_means(_, batch):
-    """The scale of A for one row an example, its mean."""
-    return 1.0 / batch
+def scale_of_mean(_, rows):
+    """The scale of an A of so many rows."""
+    return 1.0 / rows
 
 
 def reduced_conv(features, scale, by_sum):

@@ -22,20 +22,21 @@ def _around_channels(shape: tuple[int, ...], channel_last: bool) -> tuple[int, .
 
 def batch_normalized(x, epsilon):
     """Normalise x [B, C, ...] to mean 0 and variance 1 in each channel, over examples and positions."""
-    flat = x.astype(ms.float32).reshape(x.shape[0], x.shape[1], -1)
-    centred = flat - flat.mean((0, 2), keep_dims=True)
-    return (centred * ops.rsqrt((centred * centred).mean((0, 2), keep_dims=True) + epsilon)).reshape(x.shape)
+    return _normalized(x.reshape(x.shape[0], x.shape[1], -1), (0, 2), epsilon).reshape(x.shape)
 
 
 def layer_normalized(x, epsilon):
     """Normalise x [..., C] to mean 0 and variance 1 along its last axis."""
-    x = x.astype(ms.float32)
-    centred = x - x.mean(-1, keep_dims=True)
-    return centred * ops.rsqrt((centred * centred).mean(-1, keep_dims=True) + epsilon)
+    return _normalized(x, -1, epsilon)
 
 
 def group_normalized(x, groups, epsilon):
     """Normalise x [B, C, ...] to mean 0 and variance 1 in each example and group of channels."""
-    flat = x.astype(ms.float32).reshape(x.shape[0], groups, -1)
-    centred = flat - flat.mean(-1, keep_dims=True)
-    return (centred * ops.rsqrt((centred * centred).mean(-1, keep_dims=True) + epsilon)).reshape(x.shape)
+    return _normalized(x.reshape(x.shape[0], groups, -1), -1, epsilon).reshape(x.shape)
+
+
+def _normalized(x, axes, epsilon):
+    """X in float32, less its mean over the axes, over its deviation along them."""
+    x = x.astype(ms.float32)
+    centred = x - x.mean(axes, keep_dims=True)
+    return centred * ops.rsqrt((centred * centred).mean(axes, keep_dims=True) + epsilon)

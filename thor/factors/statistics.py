@@ -144,7 +144,7 @@ class ReducedConv(Features):
     def __init__(self, features: nn.Cell, by_sum: bool):
         super().__init__()
         self.features, self.by_sum = features, by_sum
-        self.scale = formulas.scale_of_sums if by_sum else formulas.scale_of_means
+        self.scale = formulas.scale_of_sums if by_sum else formulas.scale_of_mean
 
     def construct(self, x):
         features, _, _ = self.features(x)
@@ -306,7 +306,7 @@ class CountedStatistics(Statistics):
 
     def __init__(self, features: nn.Cell, blocks: nn.Cell, beside: nn.Cell, share: float, is_sum: bool):
         super().__init__(features, blocks, beside)
-        self.share, self.scale = share, formulas.scale_of_counted_sum if is_sum else formulas.scale_of_counted_mean
+        self.share, self.scale = share, formulas.scale_of_counted_sum if is_sum else formulas.scale_of_mean
 
     def construct(self, x, valid, probe):
         terms = formulas.at_least_one(valid.sum())

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from first_order.checks import check_int
-from thor.curvature.method_names import EIGH
+from thor.curvature.method_names import EIGENBASIS, EIGH, INVERSE
 from thor.factors.blocks import ORDERS, SPLITS, BlockPlan
 from thor.profile.crossing import Crossing, choose, kept_shares, performances
 from thor.profile.factor_shape import FactorShape, Timing, largest_at_launch_floor, shapes_of_layer
@@ -105,7 +105,7 @@ class Profile:
     @property
     def of(self) -> str:
         """What the times are of: "inverse" or "eigenbasis"."""
-        return "eigenbasis" if self.environment["inverse"] == EIGH else "inverse"
+        return EIGENBASIS if self.environment["inverse"] == EIGH else INVERSE
 
     def kept(self, order: str = "channel") -> list[float]:
         """Share of the factors whose loss is below the threshold, per candidate."""

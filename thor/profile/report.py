@@ -9,6 +9,7 @@ import numpy as np
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
+from thor.curvature.method_names import EIGENBASIS
 from thor.profile.layer_plan import choose_per_layer
 from thor.profile.profile_file import Profile
 
@@ -49,7 +50,7 @@ def _parts(profile: Profile, interval: int, budget: float) -> list[RenderableTyp
 
 def _made(profile: Profile) -> str:
     """What a refresh makes, and how."""
-    what = "eigenbases by" if profile.of == "eigenbasis" else "inverse"
+    what = "eigenbases by" if profile.of == EIGENBASIS else "inverse"
     return f"{what} {profile.environment['inverse']}"
 
 
@@ -111,7 +112,7 @@ def _notes(profile: Profile) -> list[RenderableType]:
 
 def _splits_table(profile: Profile) -> Table:
     """Median error over factors and median cosine over layers, per candidate and split."""
-    what = "a layer's direction by inverses" if profile.of == "eigenbasis" else "a layer's direction"
+    what = "a layer's direction by inverses" if profile.of == EIGENBASIS else "a layer's direction"
     table = Table(title=f"what each split keeps: median error of a factor | cosine of {what}")
     table.add_column("block", justify="right")
     splits = list(profile.factors[0].error)

@@ -23,7 +23,7 @@ from thor.curvature.factor import BasisFactor, Factor
 from thor.curvature.inverter import Inverter, Job
 from thor.curvature.method_names import EIGH
 from thor.curvature.refresh_job import RefreshJob, RefreshMethod
-from thor.factors.blocks import BlockPlan, Cut, numbers_in
+from thor.factors.blocks import BlockPlan, numbers_in
 from thor.profile.factor_shape import FactorShape, Timing
 
 MIN_REPEATS, MAX_REPEATS = 7, 100
@@ -137,11 +137,6 @@ def state_bytes(shapes: Sequence[FactorShape], plan: BlockPlan, method: str) -> 
     total = 0
     for shape in shapes:
         cut = shape.cut(plan)
-        total += 4 * numbers_in((*cut.estimate_shapes(shape.copies), *_cache_shapes(shape, cut, method)))
+        cache = cut.basis_shapes(shape.copies) if method == EIGH else cut.cache_shapes(shape.copies)
+        total += 4 * numbers_in((*cut.estimate_shapes(shape.copies), *cache))
     return total
-
-
-def _cache_shapes(shape: FactorShape, cut: Cut, method: str) -> tuple[tuple[int, ...], ...]:
-    if method != EIGH:
-        return cut.cache_shapes(shape.copies)
-    return ((shape.copies, cut.count, cut.size, cut.size),) if cut.size > 1 else ()

@@ -11,7 +11,7 @@ import math
 import numpy as np
 from mindspore import Tensor, mint, nn, ops
 
-from thor.runtime.graph_ops import is_at_least, shared
+from thor.runtime.graph_ops import is_at_least, itself, shared
 
 _gather = ops.Gather()
 
@@ -98,7 +98,7 @@ class VolumeGeometry(nn.Cell):
         batch, channels, depth, height, width = x.shape
         pads = self.padding(depth)
         planes = output_length(depth + pads[0] + pads[1], self.kernel, self.stride, self.dilation)
-        x = (_itself, _padded_in_depth)[is_at_least(pads[0] + pads[1], 1)](x, pads)
+        x = (itself, _padded_in_depth)[is_at_least(pads[0] + pads[1], 1)](x, pads)
         chosen = _gather(x, _planes(self.kernel, planes, self.stride, self.dilation), 2)
         images = chosen.transpose(0, 2, 1, 3, 4).reshape(batch * self.kernel * planes, channels, height, width)
         patches = self.plane(images).reshape(batch, self.kernel, planes, channels, self.plane.area, -1)
@@ -110,10 +110,6 @@ def _planes(kernel: int, count: int, stride: int, dilation: int) -> Tensor:
     """The planes that a kernel of so many places sees at ``count`` outputs, place by place."""
     places, outputs = np.arange(kernel) * dilation, np.arange(count) * stride
     return Tensor((places[:, None] + outputs).reshape(-1).astype(np.int32))
-
-
-def _itself(x, pads):
-    return x
 
 
 def _padded_in_depth(x, pads):

@@ -79,6 +79,11 @@ def entries_of(x: Any, first: int, count: int) -> Any:
     return _slice(x, (first,), (count,))
 
 
+def itself(x, _):
+    """x, where a choice at compile time may leave it as it is."""
+    return x
+
+
 def first_entries(x, shape):
     """The first entries of x along every axis."""
     return _slice(x, (0,) * x.ndim, shape)

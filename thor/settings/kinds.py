@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from thor.curvature.method_names import EIGENBASIS, INVERSE
 from thor.curvature.trace_rule import TraceRule
 from thor.settings.schedules import GrowingInterval
 
-INVERSE, EIGENBASIS = "inverse", "eigenbasis"
 KINDS = (INVERSE, EIGENBASIS)
 
 #: What a setting is where it is left out.
