@@ -112,7 +112,9 @@ class FirstOrder(nn.Optimizer):
 
     def unscaled(self, gradients):
         """The gradients, centralized and divided by the loss scale; float16 becomes float32, to avoid underflow."""
-        return self.scale_grad(self.gradients_centralization(self.map_(_widened, gradients)))
+        if self.are_dense(gradients):  # asked before all arithmetic, which would fail with an obscure message
+            gradients = self.map_(_widened, gradients)
+        return self.scale_grad(self.gradients_centralization(gradients))
 
     def state_like_parameters(self, prefix: str) -> ms.ParameterTuple:
         """For each parameter, a zero Parameter of its shape and type, named ``prefix``.name."""
@@ -181,7 +183,7 @@ class FirstOrder(nn.Optimizer):
 
 def _widened(gradient):
     """The gradient in the working type: float16 becomes float32."""
-    if _dense(hasattr(gradient, "indices")) and gradient.dtype == ms.float16:
+    if gradient.dtype == ms.float16:
         return gradient.astype(ms.float32)
     return gradient
 
@@ -191,20 +193,12 @@ def _has_rows(gradient):
 
 
 @ops.constexpr
-def _dense(has_rows: bool | None) -> bool:
-    """True; raise, while a graph is compiled, if a gradient is a RowTensor. A ``raise`` in the graph comes too late."""
-    return _refuse_rows(bool(has_rows))
-
-
-@ops.constexpr
 def _all_dense(have_rows: tuple[bool | None, ...]) -> bool:
-    """As :func:`_dense`, for all gradients; None is the answer about a RowTensor whose type is not known yet."""
-    return _refuse_rows(any(has_rows is not False for has_rows in have_rows))
+    """True; raise, while a graph is compiled, if a gradient is a RowTensor. A ``raise`` in the graph comes too late.
 
-
-def _refuse_rows(sparse: bool) -> bool:
-    """True; raise if ``sparse``."""
-    if sparse:
+    None is the answer about a RowTensor whose type is not known yet.
+    """
+    if any(has_rows is not False for has_rows in have_rows):
         raise TypeError(
             "a gradient must be a Tensor, but got sparse rows: use nn.Embedding in place of nn.EmbeddingLookup, or Adam"
         )
