@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from thor.runtime import device
     from thor.settings import presets, schedules
     from thor.settings.loss_scale import DynamicLossScale
-    from thor.settings.schedules import ExponentialDamping, GrowingInterval, PolynomialRate
+    from thor.settings.schedules import ExponentialDamping, GrowingInterval, PolynomialRate, RelativeDamping
     from thor.train_step import TrainStep
 
 __version__ = "0.1.0"
 __all__ = [
     "THOR", "BlockPlan", "Decision", "DynamicLossScale", "ExponentialDamping", "GrowingInterval", "LayerRecord",
-    "PolynomialRate", "RefreshRecord", "Sharing", "TellOptimizer", "TraceRule", "TrainStep", "detach", "device",
-    "presets", "register", "schedules", "value_and_grad",
+    "PolynomialRate", "RefreshRecord", "RelativeDamping", "Sharing", "TellOptimizer", "TraceRule", "TrainStep",
+    "detach", "device", "presets", "register", "schedules", "value_and_grad",
 ]  # fmt: skip
 
 _MODULES = {
@@ -45,6 +45,7 @@ _MODULE_OF = {
     "LayerRecord": "thor.records",
     "PolynomialRate": "thor.settings.schedules",
     "RefreshRecord": "thor.curvature.trace_rule",
+    "RelativeDamping": "thor.settings.schedules",
     "Sharing": "thor.distributed.ranks",
     "THOR": "thor.optimizer",
     "TellOptimizer": "thor.callbacks",

@@ -33,15 +33,12 @@ from thor.records import LayerRecord, describe_optimizer, log_layers
 from thor.runtime import convolution, device
 from thor.settings import loss_scale as scales
 from thor.settings.inner_optimizer import DEFAULT_MOMENTUM, inner_optimizer
-from thor.settings.kinds import EIGENBASIS, INVERSE, kind_of, with_defaults
+from thor.settings.kinds import EIGENBASIS, INVERSE, PLURALS, READERS, kind_of, with_defaults
 from thor.settings.options import read_options
 from thor.settings.weight_sharing import sharing_of
 from thor.step.adam_moments import AdamMoments
 
 logger = logging.getLogger("thor")
-
-#: What each kind keeps of a layer, and the method that reads it.
-PLURALS, READERS = {INVERSE: "inverses", EIGENBASIS: "eigenbases"}, {INVERSE: "inverses", EIGENBASIS: "bases"}
 
 
 class THOR(nn.Optimizer):
@@ -60,9 +57,9 @@ class THOR(nn.Optimizer):
             ``thor.detach(net)`` undoes the capture. All other weights take the plain gradient.
         learning_rate: number, callable of the step, or anything ``nn.Momentum`` takes. None keeps the rate of
             ``inner``.
-        damping: added to the Fisher block before inversion; number or callable of the step. Large damping turns the
-            direction towards the gradient and shortens the step. Start at 0.03 and lower it as training settles. None
-            for eigenbases.
+        damping: added to the Fisher block before inversion; number, callable of the step or a
+            :class:`thor.RelativeDamping`. Large damping turns the direction towards the gradient and shortens the step.
+            None for ``RelativeDamping()`` with inverses; eigenbases have none.
         momentum, weight_decay: of the default inner Momentum; an eigenbasis takes the decay, decoupled.
         precondition: "inverse" or "eigenbasis"; None for "inverse" with a damping, else "eigenbasis".
         block_size: the largest diagonal block of a factor; or a :class:`thor.BlockPlan`; or the path of a profile by
@@ -72,7 +69,7 @@ class THOR(nn.Optimizer):
         refresh: the trace rule; ``TraceRule.thor()``, ``.thor_stop()`` and ``.thor_nt()`` are those of the paper. None
             for ``TraceRule()`` with inverses, and for ``TraceRule.thor_nt()`` with eigenbases.
         interval: steps from one candidate refresh to the next, int or callable (:class:`thor.GrowingInterval`). None
-            for 100 with inverses, and for ``GrowingInterval(1, 20, 1.1)`` with eigenbases.
+            for 100 with inverses and a damping, else for ``GrowingInterval(1, 20, 1.1)``.
         factor_interval: steps from one gathering of factors to the next, int or callable. None for a tenth of
             ``interval``, or for ``interval`` itself if ``factor_decay`` is 0.
         factor_decay: decay of the factors' running average, which is bias-corrected; 0 keeps only the last batch. None
@@ -84,6 +81,8 @@ class THOR(nn.Optimizer):
         loss_scale: number, :class:`thor.DynamicLossScale` or a ``mindspore.amp`` scaler.
         clip: limit of a step's squared length in the norm of the curvature (KL clip), usually 1e-3; None for no limit.
             Only with Momentum or SGD.
+        graft: True scales each layer's direction of inverses to the norm of its gradient, so that a learning rate of
+            ``inner`` alone fits. None for True if both ``damping`` and ``clip`` are left out.
         clip_each: limit of the norm of each weight's gradient before preconditioning; None for no limit.
         skip: regular expressions; layers whose name matches one take the plain gradient.
         norms: True to precondition scale and shift of normalisation layers by their diagonal Fisher.
@@ -108,6 +107,7 @@ class THOR(nn.Optimizer):
         clip: float | None = None, skip: Any = (), params: Any = None, weight_decay_mode: str | None = None,
         inverse: str | None = None, max_bad_steps: int = 10, norms: bool = False, clip_each: float | None = None,
         sharing: Sharing | None = None, factor_share: float = 1.0, weight_sharing: Any = None,
+        graft: bool | None = None,
     ) -> None:  # fmt: skip
         nn.Cell.__init__(self, auto_prefix=False)  # the weights and their moments are those of `inner`
         if not isinstance(net, nn.Cell):
@@ -116,7 +116,7 @@ class THOR(nn.Optimizer):
         chosen = with_defaults(kind, {
             "damping": damping, "split": split, "rank": rank, "refresh": refresh, "interval": interval, "clip": clip,
             "factor_decay": factor_decay, "beta1": beta1, "beta2": beta2, "epsilon": epsilon, "inner": inner,
-            "inverse": inverse, "weight_decay_mode": weight_decay_mode,
+            "inverse": inverse, "weight_decay_mode": weight_decay_mode, "graft": graft,
         })  # fmt: skip
         inner, inverse = chosen.pop("inner"), chosen.pop("inverse")
         self.options = read_options(

@@ -56,4 +56,6 @@ def update_of(control: THOR | PlainOptimizer) -> Moving:
     if options.adam is not None and control.moments is not None:
         adam = (options.adam.beta1, options.adam.beta2, options.adam.epsilon)
         return EigenUpdate(control.inner, layers, control.moments, *adam, control.decays, options.clip_each, ranks)
-    return Update(control.inner, layers, options.clip, control.decays, options.clip_each, ranks)
+    return Update(
+        control.inner, layers, options.clip, control.decays, options.clip_each, ranks, graft=options.graft
+    )  # fmt: skip

@@ -93,37 +93,60 @@ def _interval(value: Any) -> Any:
 THOR_KEYS_FOR_ADAM = ("learning_rate", "schedule", "weight_decay")
 
 
+#: The default of settings that are filled in by the way to precondition.
+FILLED: Any = None
 #: Settings of THOR that only one way to precondition has.
-OF_INVERSES = ("damping", "damping_decay", "damping_schedule", "rank", "inner", "momentum", "clip")
+OF_INVERSES = (
+    "damping", "relative_damping", "damping_decay", "damping_schedule", "rank", "inner", "momentum", "clip", "graft",
+)  # fmt: skip
 OF_EIGENBASES = ("beta1", "beta2", "epsilon")
+#: What THOR's settings are where they are left out: thor.THOR's own defaults, so that a run's folder has them all.
+_GROWING = Interval(start=1, end=20, factor=1.1)
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "inverse": {
+        "learning_rate": 0.05, "split": "block+mean", "refresh": Refresh(preset="thor_stop"),
+        "interval": Interval(start=100, end=100), "factor_decay": 0.95, "graft": False,
+    },
+    "eigenbasis": {
+        "learning_rate": 2e-3, "split": "block", "refresh": Refresh(preset="thor_nt"), "interval": _GROWING,
+        "factor_decay": 0.9, "beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8,
+    },
+}  # fmt: skip
+#: The same for inverses whose damping is left out too.
+WITHOUT_DAMPING: dict[str, Any] = {"relative_damping": 0.01, "interval": _GROWING, "graft": True}
 
 
 class ThorSettings(Settings):
     """Hyper-parameters of thor.THOR.
 
     Attributes:
+        learning_rate: Initial learning rate; None for 0.002 with `eigenbasis` and 0.05 with `inverse`.
         precondition: `inverse`: the gradient is multiplied by damped inverses; `eigenbasis`: Adam in the eigenbases of
-            the factors. With `eigenbasis`, split, refresh, interval and factor_decay are the optimizer's defaults
-            unless they are given.
+            the factors. None for `inverse` with a damping, else `eigenbasis`.
         beta1: Decay of the running average of the gradient, with precondition `eigenbasis`; None for 0.9.
         beta2: Decay of the running average of its square; None for 0.95.
         epsilon: Adam's epsilon, with precondition `eigenbasis`; None for 1e-8.
-        damping: Initial damping.
+        damping: Initial damping of inverses; None for a relative one.
+        relative_damping: Damping as a share of each layer's mean eigenvalue, instead of damping; None for 0.01.
         damping_decay: Factor on the damping over ten epochs, as published for ResNet-50; 1 for none.
         damping_schedule: Another way to lower the damping: a schedule, instead of damping_decay; published for BERT.
         block_size: Rows of a diagonal block of a factor; `auto` measures at the first step; or the path of a profile.
         split: How a factor is approximated: its diagonal blocks as in the paper, and with `block+mean` or
-            `block+rank` also the off-diagonal part, as a mean or as a low-rank matrix.
+            `block+rank` also the off-diagonal part, as a mean or as a low-rank matrix. None for `block+mean` with
+            inverses; eigenbases have `block`.
         rank: Rank of the off-diagonal part with split `block+rank`.
-        refresh: The trace rule.
-        interval: Updates between candidate refreshes: a number, or start, end and factor.
+        refresh: The trace rule; None for `thor_stop` with inverses and `thor_nt` with eigenbases.
+        interval: Updates between candidate refreshes: a number, or start, end and factor. None for 100 with a damping,
+            else for one that grows from 1 to 20.
         factor_interval: Updates between curvature steps; None leaves it to the optimizer.
         factor_share: Share of a batch's examples from which the factors are computed.
-        factor_decay: Decay of the running average of the factors.
+        factor_decay: Decay of the running average of the factors; None for 0.95 with inverses, 0.9 with eigenbases.
         inner: Optimizer that applies the preconditioned gradients: Momentum, or Adam with beta1, beta2, epsilon and
             use_nesterov of the section adam.
         momentum: Momentum of the steps, with inner = momentum.
         clip: Bound on the squared length of a step in the curvature's norm; None for no bound.
+        graft: Scale each layer's direction to the norm of its gradient, so that Momentum's own learning rate fits; None
+            for true if damping and clip are left out.
         skip: Patterns of the names of layers that are not preconditioned.
         norms: Precondition normalisation layers too, by their diagonal Fisher.
         clip_each: Bound on the norm of each weight's gradient, before it is preconditioned; None for no bound.
@@ -133,27 +156,29 @@ class ThorSettings(Settings):
         per: In a job, unit of inversion that is assigned to one rank.
     """
 
-    learning_rate: Positive = 0.05
+    learning_rate: Positive = FILLED
     schedule: NamedSchedule = Schedule()
-    precondition: Literal["inverse", "eigenbasis"] = "inverse"
+    precondition: Literal["inverse", "eigenbasis"] | None = None
     beta1: Share | None = None
     beta2: Share | None = None
     epsilon: NonNegative | None = None
-    damping: Positive = 0.03
+    damping: Positive | None = None
+    relative_damping: Positive | None = None
     damping_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
     damping_schedule: NamedSchedule | None = None
     block_size: Annotated[int | str, PlainValidator(_block_size)] = 128
-    split: Literal["block", "block+mean", "block+rank"] = "block+mean"
+    split: Literal["block", "block+mean", "block+rank"] = FILLED
     rank: Count = 16
-    refresh: Annotated[Refresh, from_name("preset")] = Refresh(preset="thor_stop")
-    interval: Annotated[Interval, BeforeValidator(_interval)] = Interval(start=100, end=100)
+    refresh: Annotated[Refresh, from_name("preset")] = FILLED
+    interval: Annotated[Interval, BeforeValidator(_interval)] = FILLED
     factor_interval: Count | None = None
     factor_share: Annotated[float, Field(gt=0, le=1)] = 1.0
-    factor_decay: Share = 0.95
+    factor_decay: Share = FILLED
     inner: Literal["momentum", "adam"] = "momentum"
     momentum: Share = 0.9
     weight_decay: NonNegative = 0.0
     clip: Positive | None = None
+    graft: bool | None = None
     skip: list[str] = []
     norms: bool = False
     clip_each: Positive | None = None
@@ -163,10 +188,21 @@ class ThorSettings(Settings):
 
     @model_validator(mode="after")
     def _precondition(self) -> ThorSettings:
-        """Refuse settings of the other way to precondition."""
-        for name in OF_INVERSES if self.precondition == "eigenbasis" else OF_EIGENBASES:
+        """Choose the way to precondition, refuse settings of the other one, and fill in its defaults."""
+        if self.damping is not None and self.relative_damping is not None:
+            raise ValueError("has both damping and relative_damping; give one of them")
+        damped = self.damping is not None or self.relative_damping is not None
+        kind = self.precondition or ("inverse" if damped else "eigenbasis")
+        for name in OF_INVERSES if kind == "eigenbasis" else OF_EIGENBASES:
             if getattr(self, name) != type(self).model_fields[name].default:
-                raise ValueError(f"{name} means nothing with precondition = {self.precondition}; leave it out")
+                cure = "leave it out, or give precondition = inverse" if self.precondition is None else "leave it out"
+                raise ValueError(f"{name} means nothing with precondition = {kind}; {cure}")
+        found = {"precondition": kind, **DEFAULTS[kind]}
+        if kind == "inverse" and self.damping is None:
+            found |= WITHOUT_DAMPING | ({} if self.clip is None else {"graft": False})
+        for name, value in found.items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, value)
         return self
 
     @model_validator(mode="after")
@@ -189,6 +225,8 @@ class ThorSettings(Settings):
     def _damping(self) -> ThorSettings:
         """Refuse two ways to change the damping, and a schedule that brings it to zero."""
         falling = self.damping_schedule
+        if self.damping is None and (falling is not None or self.damping_decay != 1.0):
+            raise ValueError("damping_schedule and damping_decay lower a damping, and there is none; give damping")
         if falling is None:
             return self
         if self.damping_decay != 1.0:

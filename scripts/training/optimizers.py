@@ -133,9 +133,9 @@ def _curvature(settings: TrainSettings, updates_per_epoch: float) -> dict[str, A
         "factor_decay": own.factor_decay,
     }
     if own.precondition == "eigenbasis":
-        given = {name: value for name, value in values.items() if name in own.model_fields_set}
-        return given | {"beta1": own.beta1, "beta2": own.beta2, "epsilon": own.epsilon}
+        return values | {"beta1": own.beta1, "beta2": own.beta2, "epsilon": own.epsilon}
     return values | {
+        "graft": own.graft,
         "damping": thor_damping(settings, updates_per_epoch),
         "momentum": own.momentum,
         "rank": own.rank,
@@ -174,10 +174,12 @@ def thor_rate(settings: TrainSettings, updates_per_epoch: float) -> Callable[[in
 
 
 def thor_damping(settings: TrainSettings, updates_per_epoch: float) -> Any:
-    """The damping of thor.THOR: a constant, a schedule, or the published exponential decay."""
-    from thor.settings.schedules import ExponentialDamping
+    """The damping of thor.THOR: a constant, a schedule, the published exponential decay, or a relative one."""
+    from thor.settings.schedules import ExponentialDamping, RelativeDamping
 
     own = settings.thor
+    if own.damping is None:
+        return RelativeDamping(own.relative_damping)
     if own.damping_schedule is not None:
         return schedule_function(own.damping, own.damping_schedule, settings.epochs, updates_per_epoch)
     if own.damping_decay == 1.0:

@@ -9,6 +9,7 @@ import numpy as np
 from mindspore import Parameter, ops
 
 from thor.capture.targets import Target
+from thor.curvature.damping import Damping
 from thor.curvature.eigenbasis import BasisJob
 from thor.curvature.factor import BasisFactor
 from thor.curvature.layer import Layer
@@ -63,7 +64,7 @@ class BasisLayer(Layer):
         found: Rotation = shared(Rotation, self._form(columns, rows))
         return found
 
-    def jobs(self, damping: float, traces: np.ndarray) -> tuple[BasisJob, ...]:
+    def jobs(self, damping: Damping, traces: np.ndarray) -> tuple[BasisJob, ...]:
         """The renewals of the factors that have a basis."""
         return tuple(BasisJob(factor) for factor in (self.a, self.g) if factor.turns)
 

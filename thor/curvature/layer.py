@@ -12,7 +12,7 @@ from mindspore import Parameter, nn
 
 from thor.capture.attach import attach
 from thor.capture.targets import Target
-from thor.curvature.damping import damped_trace, pi_split
+from thor.curvature.damping import Damping, damped_trace, pi_split
 from thor.curvature.direction import Direction, DirectionElsewhere, Form
 from thor.curvature.factor import Factor, FactorEstimate
 from thor.curvature.inverter import Job
@@ -84,7 +84,7 @@ class Layer(ABC):
         return [pair for f in (self.a, self.g) for pair in zip(f.cache, f.cache_shapes, strict=True)]
 
     @abstractmethod
-    def jobs(self, damping: float, traces: np.ndarray) -> tuple[Any, ...]:
+    def jobs(self, damping: Damping, traces: np.ndarray) -> tuple[Any, ...]:
         """The work of one refresh, a job for each factor, from the traces [2, c] of the factors."""
 
     def adopt(self, jobs: Sequence[Any]) -> None:
@@ -133,14 +133,20 @@ class Layer(ABC):
         """Traces of the estimates [2 c]: of A's copies, then of G's."""
         return np.concatenate([self.a.traces(), self.g.traces()])
 
-    def damped_trace(self, damping: float, traces: np.ndarray) -> float:
+    def damped_trace(self, damping: Damping, traces: np.ndarray) -> float:
         """The trace of the layer's damped Fisher block, from the traces [2, c] of its factors.
 
         Each group has a Fisher block of its own, so that the traces of groups add up.
         """
+        added = self._added(damping, traces)
         if self.single:
-            return float(traces[1].sum()) + damping * self.g.cut.dim
-        return sum(damped_trace(damping, traces[0], traces[1], self.a.cut.dim, self.g.cut.dim).tolist())
+            return float((traces[1] + added * self.g.cut.dim).sum())
+        return sum(damped_trace(added, traces[0], traces[1], self.a.cut.dim, self.g.cut.dim).tolist())
+
+    def _added(self, damping: Damping, traces: np.ndarray) -> Any:
+        """What is added to the Fisher block of each copy."""
+        of_a, dim_a = (1.0, 1) if self.single else (traces[0], self.a.cut.dim)
+        return damping.of(of_a, traces[1], dim_a, self.g.cut.dim)
 
     def fingerprint(self) -> str:
         """A text that must be equal for a checkpoint to fit this layer's state."""
@@ -167,15 +173,16 @@ class InverseLayer(Layer):
             return shared(DirectionElsewhere)
         return shared(Direction, self._form(self.column_factor.cache_shapes, self.row_factor.cache_shapes))
 
-    def jobs(self, damping: float, traces: np.ndarray) -> tuple[Job, ...]:
+    def jobs(self, damping: Damping, traces: np.ndarray) -> tuple[Job, ...]:
         """The inversions of the factors that are inverted."""
         return tuple(Job(factor, each) for factor, each in self.dampings(damping, traces).items())
 
-    def dampings(self, damping: float, traces: np.ndarray) -> dict[Factor, np.ndarray]:
+    def dampings(self, damping: Damping, traces: np.ndarray) -> dict[Factor, np.ndarray]:
         """The damping [c] of each factor that is inverted: ``damping`` split by pi, from the factors' traces [2, c]."""
+        added = self._added(damping, traces)
         if self.single:
-            return {self.g: np.full(self.copies, damping, np.float32)}
-        of_a, of_g = pi_split(damping, traces[0], traces[1], self.a.cut.dim, self.g.cut.dim)
+            return {self.g: np.broadcast_to(added, self.copies).astype(np.float32)}
+        of_a, of_g = pi_split(added, traces[0], traces[1], self.a.cut.dim, self.g.cut.dim)
         return {self.a: of_a.astype(np.float32), self.g: of_g.astype(np.float32)}
 
 

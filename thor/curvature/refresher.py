@@ -14,6 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
+from thor.curvature.damping import Damping
 from thor.curvature.layer import Layer
 from thor.curvature.refresh_job import RefreshJob, RefreshMethod
 from thor.curvature.trace_rule import ACTIVE, STOPPED, Decision, RefreshRecord, TraceRule
@@ -59,7 +60,7 @@ class Refresher:
         self._reported: set[str] = set()  # layers that a warning has named as never called
 
     def candidate(
-        self, indices: Sequence[int], state: RefreshState, step: int, damping: float, rule: TraceRule,
+        self, indices: Sequence[int], state: RefreshState, step: int, damping: Damping, rule: TraceRule,
         agree: Callable[[np.ndarray], np.ndarray],
     ) -> None:  # fmt: skip
         """Make one candidate refresh of the layers ``indices``.
@@ -95,7 +96,7 @@ class Refresher:
         return {i: part.reshape(2, -1) for i, part in zip(indices, parts, strict=True)}
 
     def _decide(
-        self, step: int, damping: float, rule: TraceRule, index: int, fresh: np.ndarray, table: LayerTable
+        self, step: int, damping: Damping, rule: TraceRule, index: int, fresh: np.ndarray, table: LayerTable
     ) -> RefreshRecord:
         """The rule's decision for one layer, from the adopted and the fresh trace of its damped Fisher block."""
         layer = self.layers[index]

@@ -11,21 +11,26 @@ from typing import Any
 
 from thor.curvature.method_names import EIGENBASIS, INVERSE
 from thor.curvature.trace_rule import TraceRule
-from thor.settings.schedules import GrowingInterval
+from thor.settings.schedules import GrowingInterval, RelativeDamping
 
 KINDS = (INVERSE, EIGENBASIS)
+#: What each kind keeps of a layer, and the method of THOR that reads it.
+PLURALS, READERS = {INVERSE: "inverses", EIGENBASIS: "eigenbases"}, {INVERSE: "inverses", EIGENBASIS: "bases"}
 
 #: What a setting is where it is left out.
 DEFAULTS: dict[str, dict[str, Any]] = {
     INVERSE: {
         "split": "block+mean", "interval": 100, "factor_decay": 0.95, "refresh": TraceRule(),
-        "weight_decay_mode": "coupled", "beta1": None, "beta2": None, "epsilon": None,
+        "weight_decay_mode": "coupled", "beta1": None, "beta2": None, "epsilon": None, "graft": False,
     },
     EIGENBASIS: {
         "split": "block", "interval": GrowingInterval(1, 20, 1.1), "factor_decay": 0.9, "refresh": TraceRule.thor_nt(),
         "weight_decay_mode": "decoupled", "beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8,
+        "graft": False,
     },
 }  # fmt: skip
+#: What they are with inverses if the damping is left out too: settings that need no knowledge of a task.
+WITHOUT_DAMPING: dict[str, Any] = {"damping": RelativeDamping(), "interval": GrowingInterval(1, 20, 1.1), "graft": True}
 #: Settings that only the other kind has, with the value that says that they were left out, and why they mean nothing.
 _FOREIGN: dict[str, dict[str, tuple[Any, str]]] = {
     INVERSE: {
@@ -36,6 +41,7 @@ _FOREIGN: dict[str, dict[str, tuple[Any, str]]] = {
     EIGENBASIS: {
         "damping": (None, "nothing is inverted"),
         "clip": (None, "Adam's step needs no limit in the norm of the curvature"),
+        "graft": (None, "Adam's step has its own length"),
         "inner": (None, "the step is Adam's already"),
         "inverse": (None, "nothing is inverted"),
         "rank": (16, "an eigenbasis has no low-rank part"),
@@ -66,4 +72,7 @@ def with_defaults(kind: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     for name, allowed in _ONLY.get(kind, {}).items():
         if settings.get(name) not in (None, allowed):
             raise ValueError(f"{name} must be {allowed!r} with precondition={kind!r}, but got {settings[name]!r}")
-    return {name: DEFAULTS[kind].get(name) if value is None else value for name, value in settings.items()}
+    defaults = DEFAULTS[kind]
+    if kind == INVERSE and settings.get("damping") is None:
+        defaults = defaults | WITHOUT_DAMPING | ({"graft": False} if settings.get("clip") is not None else {})
+    return {name: defaults.get(name) if value is None else value for name, value in settings.items()}

@@ -8,12 +8,13 @@ from typing import Any
 
 from first_order.checks import at_least_0, below_1, check_int, flag, number
 from thor.capture.targets import skip_patterns
+from thor.curvature.damping import Damping
 from thor.curvature.trace_rule import TraceRule
 from thor.factors.blocks import BlockPlan
 from thor.profile.profile_file import Profile
 from thor.settings.gathering import default_factor_interval
 from thor.settings.kinds import INVERSE
-from thor.settings.schedules import HostSchedule
+from thor.settings.schedules import HostSchedule, RelativeDamping
 
 DEFAULT_BLOCK_SIZE = 128
 WEIGHT_DECAY_MODES = ("coupled", "decoupled")
@@ -34,6 +35,7 @@ class Options:
 
     kind: str
     damping: HostSchedule | None
+    relative: bool  # True if the damping is a share of each layer's mean eigenvalue
     interval: HostSchedule
     factor_interval: HostSchedule | None
     factor_decay: float
@@ -42,6 +44,7 @@ class Options:
     auto: bool  # True if ``plan`` is a placeholder until a profile has chosen one
     clip: float | None
     clip_each: float | None
+    graft: bool
     weight_decay: float
     weight_decay_mode: str
     skip: tuple[str, ...]
@@ -50,9 +53,9 @@ class Options:
     factor_share: float
     adam: AdamSettings | None
 
-    def damping_at(self, step: int) -> float:
+    def damping_at(self, step: int) -> Damping:
         """The damping of a step; 0 where nothing is inverted."""
-        return 0.0 if self.damping is None else float(self.damping(step))
+        return Damping(0.0 if self.damping is None else float(self.damping(step)), self.relative)
 
     def gather_interval(self, step: int) -> int:
         """The number of steps from one gathering of factors to the next."""
@@ -99,7 +102,7 @@ def block_plan(block_size: Any, split: str, rank: int) -> BlockPlan:
 def read_options(
     kind: str, *, damping: Any, block_size: Any, split: str, rank: int, refresh: Any, interval: Any,
     factor_interval: Any, factor_decay: Any, clip: Any, clip_each: Any, weight_decay: Any, weight_decay_mode: str,
-    skip: Any, max_bad_steps: Any, norms: Any, factor_share: Any, beta1: Any, beta2: Any, epsilon: Any,
+    skip: Any, max_bad_steps: Any, norms: Any, factor_share: Any, beta1: Any, beta2: Any, epsilon: Any, graft: Any,
 ) -> Options:  # fmt: skip
     """All settings, checked, except those of the inner optimizer."""
     if not isinstance(refresh, TraceRule):
@@ -115,11 +118,16 @@ def read_options(
     if factor_interval is not None:
         gather = HostSchedule("factor_interval", factor_interval, low=1, above=False, integer=True)
     auto = isinstance(block_size, str) and block_size == "auto"
-    if kind == INVERSE and damping is None:
-        raise ValueError("damping must be a number or a function of the step with precondition='inverse', but got None")
+    if flag("graft", graft) and clip is not None:
+        raise ValueError(
+            f"clip must be left out with graft=True, for a direction that is as long as the gradient needs no limit, "
+            f"but got {clip!r}"
+        )
+    relative = isinstance(damping, RelativeDamping)
     return Options(
         kind=kind,
-        damping=None if damping is None else HostSchedule("damping", damping),
+        damping=None if damping is None else HostSchedule("damping", damping.share if relative else damping),
+        relative=relative,
         interval=HostSchedule("interval", interval, low=1, above=False, integer=True),
         factor_interval=gather,
         factor_decay=below_1("factor_decay", factor_decay),
@@ -128,6 +136,7 @@ def read_options(
         auto=auto,
         clip=None if clip is None else float(clip),
         clip_each=None if clip_each is None else float(clip_each),
+        graft=graft,
         weight_decay=number("weight_decay", weight_decay, 0.0),
         weight_decay_mode=weight_decay_mode,
         skip=skip_patterns(skip),

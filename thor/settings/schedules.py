@@ -69,6 +69,20 @@ class ExponentialDamping:
 
 
 @dataclass(frozen=True)
+class RelativeDamping:
+    """A damping that is a share of each layer's mean eigenvalue, (tr A / dim A) (tr G / dim G).
+
+    It needs no knowledge of a task: the share has no unit, and stays right if the loss is scaled. ``share`` is a number
+    or a callable of the step.
+    """
+
+    share: Any = 0.01
+
+    def __post_init__(self) -> None:
+        HostSchedule("RelativeDamping share", self.share)
+
+
+@dataclass(frozen=True)
 class GrowingInterval:
     """A refresh interval that grows from ``start`` to ``end`` steps, each ``factor`` times the one before.
 

@@ -14,6 +14,7 @@ from thor.step.finite_check import summary_of_all
 from thor.step.layer_update import LayerUpdate, Moving
 
 _cast = ops.Cast()
+TINY = 1e-37  # a normal float32, added to a squared norm that may be zero
 
 
 class Update(LayerUpdate):
@@ -21,7 +22,8 @@ class Update(LayerUpdate):
 
     With ``clip``, the captured directions are scaled by min(1, sqrt(clip / sum lr^2 <g, d>)). The step's squared length
     in the norm of the curvature, which is twice its KL divergence to second order, then stays below ``clip`` (Ba,
-    Grosse & Martens 2017).
+    Grosse & Martens 2017). With ``graft``, each layer's direction is scaled to the norm of its gradient (Anil et al.
+    2020), so that the inner optimizer's own learning rate fits.
 
     One number tells whether everything is finite: with ``clip`` the sum of all <gradient, direction>, else the sum of
     the directions' finiteness summaries (finite_check.py). The latter suffices, because a non-finite gradient never
@@ -34,11 +36,11 @@ class Update(LayerUpdate):
 
     def __init__(
         self, inner: nn.Optimizer, layers: Sequence[InverseLayer], clip: float | None, decays: tuple[float, ...],
-        clip_each: float | None = None, ranks: Ranks | None = None,
+        clip_each: float | None = None, ranks: Ranks | None = None, graft: bool = False,
     ):  # fmt: skip
         cells, caches = [layer.direction() for layer in layers], [layer.caches for layer in layers]
         super().__init__(inner, layers, cells, caches, decays, clip_each, ranks)
-        self.clip = 0.0 if clip is None else float(clip)
+        self.clip, self.graft = 0.0 if clip is None else float(clip), graft
         # a direction stays one matrix unless weight and bias are treated separately: sent to other ranks, moved at
         # different rates, or cast to float16, where a direction may overflow that is finite in float32
         float16 = any(layer.weight.dtype == ms.float16 for layer in layers)
@@ -59,6 +61,8 @@ class Update(LayerUpdate):
             matrices, directions = by_layer, over(self.cut, directions, by_layer, self.layers)
         if self.across is not None:
             directions = self.from_row(directions, by_layer)
+        if self.graft:
+            directions = over(self._grafted, directions, matrices)
         others = over(ops.partial(entry, gradients), self.others)
         products = over(ops.partial(self._product, matrices, directions), self.parts)
         total = _cast(loss, ms.float32) + ops.addn(products + over(self.summary, others))
@@ -74,6 +78,11 @@ class Update(LayerUpdate):
 
     def _directions(self, matrices, at, i):
         return self.directions[i](matrices, self.caches_of(at))
+
+    def _grafted(self, directions, gradients):
+        """The directions of a layer, scaled to the norm of its gradients."""
+        own, wanted = ops.addn(over(dot, directions, directions)), ops.addn(over(dot, gradients, gradients))
+        return over(ops.partial(times, ops.sqrt(wanted / (own + TINY))), directions)
 
     def _product(self, gradients, directions, place):
         if self.clip > 0:

@@ -200,7 +200,9 @@ def test_adam_may_move_the_weights(tmp_path):
 
 
 def test_thor_with_adam_inside_takes_its_groups_and_schedule(tmp_path):
-    settings = tiny_settings(tmp_path, "thor", decay_all=False, thor={"inner": "adam", "weight_decay": 0.1}, adam={})
+    settings = tiny_settings(
+        tmp_path, "thor", decay_all=False, thor={"inner": "adam", "damping": 0.03, "weight_decay": 0.1}, adam={}
+    )
     stepper = build_stepper(settings, build_network(settings), nn.MSELoss(), 10)
     inner = stepper.optimizer.inner
     assert isinstance(inner, first_order.Adam) and inner.dynamic_lr

@@ -165,13 +165,16 @@ def test_bad_schedules(schedule, message):
 @pytest.mark.parametrize(
     "settings, message",
     [
-        ("{damping_decay: 0.5, damping_schedule: {shape: linear, final: 0.1}}", "give one of them"),
-        ("{damping_schedule: linear}", "damping_schedule needs final > 0"),
+        ("{damping: 0.03, damping_decay: 0.5, damping_schedule: {shape: linear, final: 0.1}}", "give one of them"),
+        ("{damping: 0.03, damping_schedule: linear}", "damping_schedule needs final > 0"),
         (
-            "{damping_schedule: {shape: linear, final: 0.1, warmup_epochs: 1}}",
+            "{damping: 0.03, damping_schedule: {shape: linear, final: 0.1, warmup_epochs: 1}}",
             "neither the shape thor nor warmup_epochs",
         ),
-        ("{damping_schedule: thor}", "neither the shape thor nor warmup_epochs"),
+        ("{damping: 0.03, damping_schedule: thor}", "neither the shape thor nor warmup_epochs"),
+        ("{precondition: inverse, damping_decay: 0.5}", "there is none; give damping"),
+        ("{damping: 0.03, relative_damping: 0.01}", "has both damping and relative_damping; give one of them"),
+        ("{damping_decay: 0.5}", "means nothing with precondition = eigenbasis; leave it out, or give precondition"),
     ],
 )
 def test_bad_damping(settings, message):
