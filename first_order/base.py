@@ -112,9 +112,13 @@ class FirstOrder(nn.Optimizer):
 
     def unscaled(self, gradients):
         """The gradients, centralized and divided by the loss scale; float16 becomes float32, to avoid underflow."""
+        return self.scale_grad(self.gradients_centralization(self.map_(_widened, gradients)))
+
+    def unscaled_dense(self, gradients):
+        """As :meth:`unscaled`; raise, while a graph is compiled, if a gradient is sparse."""
         if self.are_dense(gradients):  # asked before all arithmetic, which would fail with an obscure message
-            gradients = self.map_(_widened, gradients)
-        return self.scale_grad(self.gradients_centralization(gradients))
+            return self.unscaled(gradients)
+        return gradients
 
     def state_like_parameters(self, prefix: str) -> ms.ParameterTuple:
         """For each parameter, a zero Parameter of its shape and type, named ``prefix``.name."""

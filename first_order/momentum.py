@@ -172,7 +172,7 @@ class Momentum(FirstOrder):
         """Update every weight; return the number of steps done."""
         if len(gradients) != self.param_length:
             raise ValueError(f"gradients must be {self.param_length}, one for each parameter, but got {len(gradients)}")
-        gradients = self.unscaled(self.decayed(gradients))
+        gradients = self.unscaled_dense(self.decayed(gradients))
         share = ops.where(self.global_step.reshape(()) == 0, Tensor(1, self.beta.dtype), self.beta)
         # read before the updates: after an update of a weight, the graph would load them again for each weight
         shared = (share, self.alpha.value(), self.norm_coefficient.value())

@@ -58,8 +58,7 @@ class THOR(nn.Optimizer):
         learning_rate: number, callable of the step, or anything ``nn.Momentum`` takes. None keeps the rate of
             ``inner``.
         damping: added to the Fisher block before inversion; number, callable of the step or a
-            :class:`thor.RelativeDamping`. Large damping turns the direction towards the gradient and shortens the step.
-            None for ``RelativeDamping()`` with inverses; eigenbases have none.
+            :class:`thor.RelativeDamping`. None for ``RelativeDamping()`` with inverses; eigenbases have none.
         momentum, weight_decay: of the default inner Momentum; an eigenbasis takes the decay, decoupled.
         precondition: "inverse" or "eigenbasis"; None for "inverse" with a damping, else "eigenbasis".
         block_size: the largest diagonal block of a factor; or a :class:`thor.BlockPlan`; or the path of a profile by
@@ -74,15 +73,15 @@ class THOR(nn.Optimizer):
             ``interval``, or for ``interval`` itself if ``factor_decay`` is 0.
         factor_decay: decay of the factors' running average, which is bias-corrected; 0 keeps only the last batch. None
             for 0.95 with inverses, and for 0.9 with eigenbases.
-        factor_share: share of a batch's examples, the first ones, from which factors are gathered; 1 for all. A smaller
-            share gives noisier factors with the same expectation, and takes as much less extra time per curvature step.
+        factor_share: share of a batch's examples, the first ones, from which factors are gathered: noisier, cheaper.
         beta1, beta2, epsilon: of Adam in eigenbases; None for 0.9, 0.95 and 1e-8.
+        rate_factor: factor on the learning rate of layers in eigenbases; None for 4, with which Adam's own rates fit.
         inner: the optimizer that moves the weights by directions of inverses; None for ``nn.Momentum``.
         loss_scale: number, :class:`thor.DynamicLossScale` or a ``mindspore.amp`` scaler.
         clip: limit of a step's squared length in the norm of the curvature (KL clip), usually 1e-3; None for no limit.
             Only with Momentum or SGD.
-        graft: True scales each layer's direction of inverses to the norm of its gradient, so that a learning rate of
-            ``inner`` alone fits. None for True if both ``damping`` and ``clip`` are left out.
+        graft: True scales each direction of inverses to the norm of the layer's gradient, so that ``inner``'s own
+            learning rate fits. None for True if both ``damping`` and ``clip`` are left out.
         clip_each: limit of the norm of each weight's gradient before preconditioning; None for no limit.
         skip: regular expressions; layers whose name matches one take the plain gradient.
         norms: True to precondition scale and shift of normalisation layers by their diagonal Fisher.
@@ -107,7 +106,7 @@ class THOR(nn.Optimizer):
         clip: float | None = None, skip: Any = (), params: Any = None, weight_decay_mode: str | None = None,
         inverse: str | None = None, max_bad_steps: int = 10, norms: bool = False, clip_each: float | None = None,
         sharing: Sharing | None = None, factor_share: float = 1.0, weight_sharing: Any = None,
-        graft: bool | None = None,
+        graft: bool | None = None, rate_factor: float | None = None,
     ) -> None:  # fmt: skip
         nn.Cell.__init__(self, auto_prefix=False)  # the weights and their moments are those of `inner`
         if not isinstance(net, nn.Cell):
@@ -117,6 +116,7 @@ class THOR(nn.Optimizer):
             "damping": damping, "split": split, "rank": rank, "refresh": refresh, "interval": interval, "clip": clip,
             "factor_decay": factor_decay, "beta1": beta1, "beta2": beta2, "epsilon": epsilon, "inner": inner,
             "inverse": inverse, "weight_decay_mode": weight_decay_mode, "graft": graft,
+            "rate_factor": rate_factor,
         })  # fmt: skip
         inner, inverse = chosen.pop("inner"), chosen.pop("inverse")
         self.options = read_options(

@@ -62,7 +62,8 @@ def describe_optimizer(
     shared = "" if ranks is None else f", rank {ranks.rank} of {ranks.grid.ranks} in {ranks.grid.columns} columns"
     how = f"inner={inner}, inverse={method!r}, clip={o.clip}"
     if o.adam is not None:
-        how = f"precondition={o.kind!r}, beta1={o.adam.beta1}, beta2={o.adam.beta2}, epsilon={o.adam.epsilon}"
+        how = f"precondition={o.kind!r}, beta1={o.adam.beta1}, beta2={o.adam.beta2}, "
+        how += f"epsilon={o.adam.epsilon}, rate_factor={o.adam.rate_factor:g}"
     lines = [
         f"THOR(step={step}, {how}, {o.plan.describe()},",
         f"     refresh={o.refresh}, interval={o.interval.value}, factor_decay={o.factor_decay}, "

@@ -54,7 +54,7 @@ def update_of(control: THOR | PlainOptimizer) -> Moving:
         return PlainUpdate(control.inner, control.clip_norm)
     options, ranks, layers = control.options, control.ranks, control.captured
     if options.adam is not None and control.moments is not None:
-        adam = (options.adam.beta1, options.adam.beta2, options.adam.epsilon)
+        adam = (options.adam.beta1, options.adam.beta2, options.adam.epsilon, options.adam.rate_factor)
         return EigenUpdate(control.inner, layers, control.moments, *adam, control.decays, options.clip_each, ranks)
     return Update(
         control.inner, layers, options.clip, control.decays, options.clip_each, ranks, graft=options.graft

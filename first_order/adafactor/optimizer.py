@@ -314,7 +314,7 @@ class Adafactor(HookedOptimizer, FirstOrder):
         """Update every weight; return the number of steps done."""
         if len(gradients) != self.param_length:
             raise ValueError(f"gradients must be {self.param_length}, one for each parameter, but got {len(gradients)}")
-        gradients = self.unscaled(gradients)
+        gradients = self.unscaled_dense(gradients)
         rates = self.get_lr()
         weights, rhos, keeps = (), (), ()
         for k in range(len(self.steps)):

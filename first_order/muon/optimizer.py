@@ -253,7 +253,7 @@ class Muon(DecoupledDecay):
         """Update every weight; return the number of steps done."""
         if len(gradients) != self.param_length:
             raise ValueError(f"gradients must be {self.param_length}, one for each parameter, but got {len(gradients)}")
-        gradients = self.unscaled(gradients)
+        gradients = self.unscaled_dense(gradients)
         rates, keeps = self.rates_and_keeps()
         momentum = self.momentum.value()
         for start in self.chunks:

@@ -140,7 +140,7 @@ def target_of(task: Task, outcomes: Sequence[Outcome], broken: Mapping[str, int]
     found: dict[str, float] = {}
     for contender in task.contenders:
         values = [best(task, each) for each in outcomes if each.contender == contender.name]
-        if values and not contender.second_order and not broken.get(contender.name):
+        if values and contender.sets_target and not broken.get(contender.name):
             found[contender.name] = statistics.fmean(values)
     if not found:
         how = " with every seed" if broken else ""

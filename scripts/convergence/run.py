@@ -160,7 +160,7 @@ class Bench:
             The outcomes, and the number of runs of each contender that broke down.
         """
         taking_part = [each for each in self.task.contenders if each.name in names]
-        if all(each.second_order for each in taking_part):  # checked before hours of training
+        if not any(each.sets_target for each in taking_part):  # checked before hours of training
             raise NoTargetError(f"{self.task.name}: a first-order optimizer has to take part, for it sets the target")
         self.pace = Pace(self.count(seeds, names), self.jobs)
         sources = dict.fromkeys(each.tuned_as or each.name for each in taking_part)
@@ -215,7 +215,7 @@ class Bench:
                 broken[name] += outcome is None and (folder / FAILED).is_file()
                 if outcome is not None:
                     found.append(outcome)
-                    if not self.task.contender(name).second_order:  # second-order runs may take a share of the epochs
+                    if self.task.contender(name).sets_target:  # others may take a share of the epochs
                         epochs[folder] = load_config(folder / CONFIG).epochs
         if len(set(epochs.values())) > 1:
             told = ", ".join(f"{folder}: {count} epochs" for folder, count in epochs.items())

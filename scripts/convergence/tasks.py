@@ -25,7 +25,7 @@ class Contender:
         start: Values of the first trial, by path.
         fixed: Settings that are not searched, by path.
         tuned_as: Name of another contender whose tuned values it takes; the two differ only in ``fixed``.
-        second_order: True if it does not set the target, but is compared with it.
+        sets_target: True if the best of these sets the target that all others are compared with.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Contender:
     start: Mapping[str, Any] = field(default_factory=dict)
     fixed: Mapping[str, Any] = field(default_factory=dict)
     tuned_as: str | None = None
-    second_order: bool = False
+    sets_target: bool = False
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,9 @@ class Task:
         name: Name of the task and its folder.
         title: Title of table and picture.
         metric: Name of the metric on the test set, as in the runs' metrics files.
-        epochs: The full schedule of a first-order optimizer.
+        epochs: The full schedule.
         settings: Settings of every run, by path.
-        contenders: The optimizers; the first-order ones set the target.
+        contenders: The optimizers.
     """
 
     name: str
@@ -67,12 +67,15 @@ class Task:
         return next(each for each in self.contenders if each.name == name)
 
 
-def _first_order(rates: Mapping[str, tuple[float, float, float]], decay: list[float]) -> tuple[Contender, ...]:
-    """Momentum, Adam and Adafactor.
+def _first_order(
+    rates: Mapping[str, tuple[float, float, float]], decay: list[float], sets_target: bool = True
+) -> tuple[Contender, ...]:
+    """First-order optimizers.
 
     Args:
         rates: For each, the lowest, the first and the highest learning rate.
         decay: Weight decays to search; the first one is the start. A single one is not searched or set.
+        sets_target: Whether they set the target.
     """
     found = []
     for name, (low, first, high) in rates.items():
@@ -81,8 +84,29 @@ def _first_order(rates: Mapping[str, tuple[float, float, float]], decay: list[fl
         if len(decay) > 1:
             space[f"{name}.weight_decay"] = decay
             start[f"{name}.weight_decay"] = decay[0]
-        found.append(Contender(name, name, space, start))
+        found.append(Contender(name, name, space, start, sets_target=sets_target))
     return tuple(found)
+
+
+def _in_eigenbases(
+    rates: tuple[float, float, float], decay: list[float], shares: list[float], **fixed: Any
+) -> Contender:  # fmt: skip
+    """THOR by its defaults, which take the learning rates of Adam.
+
+    Args:
+        rates: The lowest, the first and the highest learning rate.
+        decay: Weight decays to search, as for :func:`_first_order`.
+        shares: Shares of the full schedule to search; the first one is the start.
+        fixed: Settings of THOR that are not searched.
+    """
+    (own,) = _first_order({"thor": rates}, decay, sets_target=False)
+    return replace(
+        own,
+        name="thor_eigen",
+        space={**own.space, "epochs_share": shares},
+        start={**own.start, "epochs_share": shares[0]},
+        fixed={"thor.precondition": "eigenbasis", **{f"thor.{name}": value for name, value in fixed.items()}},
+    )
 
 
 def _second_order(
@@ -93,7 +117,7 @@ def _second_order(
     THOR without the trace rule is tuned; the contenders with it take the tuned values. K-FAC, which has full factors
     and no trace rule, is tuned separately. ``rules`` are the settings of the trace rule, by contender.
     """
-    nt = Contender("thor_nt", "thor", space, start, {**fixed, "thor.refresh": "thor_nt"}, second_order=True)
+    nt = Contender("thor_nt", "thor", space, start, {**fixed, "thor.refresh": "thor_nt"})
     return (
         nt,
         *(
@@ -136,6 +160,8 @@ AUTOENCODER = Task(
     (
         *_first_order({"momentum": (2e-4, 2e-3, 1e-2), "adam": (3e-4, 1e-3, 6e-3), "adafactor": (3e-3, 1e-2, 0.1)},
                       [0.0]),
+        *_first_order({"muon": (1e-3, 3e-3, 1e-2), "soap": (1e-3, 3e-3, 1e-2)}, [0.0], sets_target=False),
+        _in_eigenbases((3e-4, 1e-3, 6e-3), [0.0], [0.3]),
         *_second_order(
             {"thor.learning_rate": (0.5, 1.5), "thor.damping": (0.3, 3.0), "thor.clip": (0.3, 3.0),
              "thor.momentum": [0.6, 0.7], "epochs_share": [0.3]},
@@ -172,13 +198,19 @@ def _residual(
     """
     steps = _TRAIN // batch
     rates = {"momentum": (0.02, 0.1, 0.4), "adam": (5e-4, 2e-3, 8e-3), "adafactor": (3e-3, 1e-2, 6e-2)}
-    scaled = {name: (low * rate, first * rate, high * rate) for name, (low, first, high) in rates.items()}
+    modern = {"muon": (2e-3, 8e-3, 3.2e-2), "soap": (2e-3, 8e-3, 3.2e-2)}
+    scaled, modern_scaled = (
+        {name: (low * rate, first * rate, high * rate) for name, (low, first, high) in each.items()}
+        for each in (rates, modern)
+    )
     return Task(
         f"resnet8-{batch}", f"ResNet-8 of width 8, 10,000 images of Fashion-MNIST, batch {batch}", "test_accuracy", 10,
         {**_CLASSIFIER, "network_options": {"in_channels": 1, "width": 8, "norm_momentum": norm_momentum},
          "batch_size": batch, "eval_every_steps": max(1, steps // 2)},
         (
             *_first_order(scaled, [5e-4, 1e-4]),
+            *_first_order(modern_scaled, [0.05, 5e-3], sets_target=False),
+            _in_eigenbases(scaled["adam"], [0.05, 5e-3], [0.5, 0.4]),
             *_second_order(
                 {"thor.learning_rate": (0.03 * thor_rate, 0.1 * thor_rate), "thor.damping": (1e-4, 3e-3),
                  "thor.clip": (1e-3, 1e-2), "epochs_share": [0.4, 0.5], **thor_space},
@@ -219,10 +251,12 @@ LANGUAGE = Task(
     {"network": "causal_lm", "network_options": {"dropout": 0.0, "max_positions": 64}, "batch_size": 128,
      "data": {"name": "text", "objective": "next", "length": 66, "vocabulary": 2000, "held_out": "persuasion",
               "train_size": 7680, "test_size": 480},
-     "decay_all": False, "eval_every_steps": 6, "adam.beta1": 0.8},
+     "decay_all": False, "eval_every_steps": 6, "adam.beta1": 0.8, "muon.adamw_beta1": 0.8, "soap.beta1": 0.8},
     (
         *_first_order({"momentum": (0.05, 0.2, 1.0), "adam": (1e-3, 3e-3, 6e-3), "adafactor": (5e-3, 2e-2, 0.1)},
                       [1e-4, 0.0]),
+        *_first_order({"muon": (2e-3, 6e-3, 1.2e-2), "soap": (1e-3, 3e-3, 1e-2)}, [0.01, 0.0], sets_target=False),
+        _in_eigenbases((1e-3, 3e-3, 6e-3), [0.01, 0.0], [1.0], beta1=0.8),
         *_second_order(
             {"thor.learning_rate": (3e-3, 1e-2), "thor.damping": (0.015, 0.1), "epochs_share": [1.0]},
             {"thor.learning_rate": 5e-3, "thor.damping": 0.03, "epochs_share": 1.0},

@@ -99,7 +99,7 @@ FILLED: Any = None
 OF_INVERSES = (
     "damping", "relative_damping", "damping_decay", "damping_schedule", "rank", "inner", "momentum", "clip", "graft",
 )  # fmt: skip
-OF_EIGENBASES = ("beta1", "beta2", "epsilon")
+OF_EIGENBASES = ("beta1", "beta2", "epsilon", "rate_factor")
 #: What THOR's settings are where they are left out: thor.THOR's own defaults, so that a run's folder has them all.
 _GROWING = Interval(start=1, end=20, factor=1.1)
 DEFAULTS: dict[str, dict[str, Any]] = {
@@ -109,7 +109,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "eigenbasis": {
         "learning_rate": 2e-3, "split": "block", "refresh": Refresh(preset="thor_nt"), "interval": _GROWING,
-        "factor_decay": 0.9, "beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8,
+        "factor_decay": 0.9, "beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "rate_factor": 4.0,
     },
 }  # fmt: skip
 #: The same for inverses whose damping is left out too.
@@ -126,6 +126,7 @@ class ThorSettings(Settings):
         beta1: Decay of the running average of the gradient, with precondition `eigenbasis`; None for 0.9.
         beta2: Decay of the running average of its square; None for 0.95.
         epsilon: Adam's epsilon, with precondition `eigenbasis`; None for 1e-8.
+        rate_factor: Factor on the learning rate of layers in eigenbases; None for 4, with which Adam's own rates fit.
         damping: Initial damping of inverses; None for a relative one.
         relative_damping: Damping as a share of each layer's mean eigenvalue, instead of damping; None for 0.01.
         damping_decay: Factor on the damping over ten epochs, as published for ResNet-50; 1 for none.
@@ -162,6 +163,7 @@ class ThorSettings(Settings):
     beta1: Share | None = None
     beta2: Share | None = None
     epsilon: NonNegative | None = None
+    rate_factor: Positive | None = None
     damping: Positive | None = None
     relative_damping: Positive | None = None
     damping_decay: Annotated[float, Field(gt=0, le=1)] = 1.0

@@ -133,7 +133,7 @@ def _curvature(settings: TrainSettings, updates_per_epoch: float) -> dict[str, A
         "factor_decay": own.factor_decay,
     }
     if own.precondition == "eigenbasis":
-        return values | {"beta1": own.beta1, "beta2": own.beta2, "epsilon": own.epsilon}
+        return values | {"beta1": own.beta1, "beta2": own.beta2, "epsilon": own.epsilon, "rate_factor": own.rate_factor}
     return values | {
         "graft": own.graft,
         "damping": thor_damping(settings, updates_per_epoch),

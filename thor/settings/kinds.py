@@ -21,12 +21,13 @@ PLURALS, READERS = {INVERSE: "inverses", EIGENBASIS: "eigenbases"}, {INVERSE: "i
 DEFAULTS: dict[str, dict[str, Any]] = {
     INVERSE: {
         "split": "block+mean", "interval": 100, "factor_decay": 0.95, "refresh": TraceRule(),
-        "weight_decay_mode": "coupled", "beta1": None, "beta2": None, "epsilon": None, "graft": False,
+        "weight_decay_mode": "coupled", "beta1": None, "beta2": None, "epsilon": None, "rate_factor": None,
+        "graft": False,
     },
     EIGENBASIS: {
         "split": "block", "interval": GrowingInterval(1, 20, 1.1), "factor_decay": 0.9, "refresh": TraceRule.thor_nt(),
         "weight_decay_mode": "decoupled", "beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8,
-        "graft": False,
+        "rate_factor": 4.0, "graft": False,
     },
 }  # fmt: skip
 #: What they are with inverses if the damping is left out too: settings that need no knowledge of a task.
@@ -37,6 +38,7 @@ _FOREIGN: dict[str, dict[str, tuple[Any, str]]] = {
         "beta1": (None, "Adam makes steps in eigenbases alone"),
         "beta2": (None, "Adam makes steps in eigenbases alone"),
         "epsilon": (None, "Adam makes steps in eigenbases alone"),
+        "rate_factor": (None, "a rate of inverses is the inner optimizer's"),
     },
     EIGENBASIS: {
         "damping": (None, "nothing is inverted"),

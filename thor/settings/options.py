@@ -22,11 +22,12 @@ WEIGHT_DECAY_MODES = ("coupled", "decoupled")
 
 @dataclass(frozen=True)
 class AdamSettings:
-    """Decays of Adam's two running averages, and what bounds its step where gradients are tiny."""
+    """Decays of Adam's two running averages, what bounds its step where gradients are tiny, and the rate in a basis."""
 
     beta1: float
     beta2: float
     epsilon: float
+    rate_factor: float
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,7 @@ def read_options(
     kind: str, *, damping: Any, block_size: Any, split: str, rank: int, refresh: Any, interval: Any,
     factor_interval: Any, factor_decay: Any, clip: Any, clip_each: Any, weight_decay: Any, weight_decay_mode: str,
     skip: Any, max_bad_steps: Any, norms: Any, factor_share: Any, beta1: Any, beta2: Any, epsilon: Any, graft: Any,
+    rate_factor: Any,
 ) -> Options:  # fmt: skip
     """All settings, checked, except those of the inner optimizer."""
     if not isinstance(refresh, TraceRule):
@@ -143,14 +145,15 @@ def read_options(
         norms=flag("norms", norms),
         max_bad_steps=check_int("max_bad_steps", max_bad_steps, 1),
         factor_share=number("factor_share", factor_share, 0.0, 1.0, open_low=True),
-        adam=None if kind == INVERSE else adam_settings(beta1, beta2, epsilon),
+        adam=None if kind == INVERSE else adam_settings(beta1, beta2, epsilon, rate_factor),
     )
 
 
-def adam_settings(beta1: Any, beta2: Any, epsilon: Any) -> AdamSettings:
+def adam_settings(beta1: Any, beta2: Any, epsilon: Any, rate_factor: Any) -> AdamSettings:
     """The settings of Adam in eigenbases, checked."""
     return AdamSettings(
         beta1=below_1("beta1", beta1),
         beta2=below_1("beta2", beta2),
         epsilon=at_least_0("epsilon", epsilon),
+        rate_factor=number("rate_factor", rate_factor, 0.0, open_low=True),
     )

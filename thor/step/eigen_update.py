@@ -23,12 +23,14 @@ class EigenUpdate(LayerUpdate):
     """Adam in the eigenbasis of every captured layer's factors, and plain Adam for all other weights.
 
     With R = Q_G^T dW Q_A, a layer's direction is Q_G U Q_A^T, where U is Adam's step from the running averages of R and
-    of R^2. Nothing changes if the loss or a gradient is not finite.
+    of R^2, and the learning rate of a layer in a basis is ``rate_factor`` times the given one. Nothing changes if the
+    loss or a gradient is not finite.
     """
 
     def __init__(
         self, inner: nn.Optimizer, layers: Sequence[BasisLayer], moments: AdamMoments, beta1: float, beta2: float,
-        epsilon: float, decays: tuple[float, ...], clip_each: float | None = None, ranks: Ranks | None = None,
+        epsilon: float, rate_factor: float, decays: tuple[float, ...], clip_each: float | None = None,
+        ranks: Ranks | None = None,
     ):  # fmt: skip
         super().__init__(
             inner, layers, [layer.rotation() for layer in layers], [layer.caches for layer in layers], decays,
@@ -41,8 +43,9 @@ class EigenUpdate(LayerUpdate):
         self.plain = tuple(range(len(layers), len(self.first)))
         self.steps = moments.steps
         self.beta1, self.beta2, self.epsilon = beta1, beta2, epsilon
-        self.limit = largest_step(beta1, beta2)
-        self.limited = self.limit < float("inf")
+        self.factors = tuple(rate_factor if layer.caches else 1.0 for layer in layers)
+        limit = largest_step(beta1, beta2)
+        self.limits, self.limited = tuple(limit * factor for factor in self.factors), limit < float("inf")
         self.summary_of_all = summary_of_all()
 
     def construct(self, loss, gradients):
@@ -78,9 +81,9 @@ class EigenUpdate(LayerUpdate):
         if not self.held[i]:
             return self.first[i], self.second[i], self.directions[i].nothing(matrices[0])
         bases = self.caches_of(at)
-        first, second, step = self._step(correction, self.directions[i](matrices[0], bases), i)
+        first, second, step = self._step(correction * self.factors[i], self.directions[i](matrices[0], bases), i)
         if self.limited:
-            step = ops.clamp(step, -self.limit, self.limit)
+            step = ops.clamp(step, -self.limits[i], self.limits[i])
         return first, second, self.directions[i].back(step, bases)
 
     def _step(self, correction, gradient, i):

@@ -19,8 +19,8 @@ LIMIT = np.sqrt(np.sum((0.1 * 0.9**AGES) ** 2 / (0.05 * 0.95**AGES)))
 
 
 def make(net, lr=LR, *, jit=False, accumulate=1, loss_fn=squared_error, **options):
-    """(optimizer, step) with new factors and bases at every step, unless asked otherwise."""
-    settings = {"interval": 1, "factor_decay": 0.9, "block_size": 64} | options
+    """(optimizer, step) with new factors and bases at every step and Adam's own rate, unless asked otherwise."""
+    settings = {"interval": 1, "factor_decay": 0.9, "block_size": 64, "rate_factor": 1.0} | options
     optimizer = thor.THOR(net, lr, precondition="eigenbasis", **settings)
     return optimizer, thor.TrainStep(net, loss_fn, optimizer, accumulate=accumulate, jit=jit)
 
@@ -93,6 +93,26 @@ def test_without_a_basis_it_is_adam(jit):
         other(*batch(seed=seed))
     for mine, theirs in zip(values(nets[0]).values(), values(nets[1]).values(), strict=True):
         np.testing.assert_allclose(mine, theirs, atol=1e-6)
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_the_rate_factor_is_on_the_rate_of_layers_in_a_basis_alone(jit):
+    """A normalisation has no basis, nor has a weight outside captured layers."""
+    ends = []
+    for lr, factor in ((LR, 3.0), (3 * LR, 1.0), (LR, 1.0)):
+        net = Mixed()
+        _, step = make(net, lr=lr, jit=jit, rate_factor=factor, norms=True)
+        step(*images())
+        ends.append(values(net))
+    threefold, fast, slow = ends
+    for name, value in threefold.items():
+        expected = slow if name.startswith("norm.") else fast
+        np.testing.assert_allclose(value, expected[name], atol=1e-6, err_msg=name)
+        assert name.endswith(("moving_mean", "moving_variance")) or not np.allclose(fast[name], slow[name])
+
+
+def test_left_out_the_rate_factor_makes_adams_own_rate_fit():
+    assert thor.THOR(Mlp(), 0.1).options.adam.rate_factor == 4.0
 
 
 def rotation(size, seed):
@@ -329,6 +349,7 @@ WRONG = {
     "weight_decay_mode must be 'decoupled'": {"weight_decay_mode": "coupled"},
     "beta1 must be": {"beta1": "x"},
     "beta2 must be": {"beta2": 1.0},
+    "rate_factor must be finite and greater than 0": {"rate_factor": 0.0},
 }
 
 
@@ -341,8 +362,8 @@ def test_settings_of_the_other_kind_are_refused(message):
 def test_settings_of_adam_are_refused_beside_inverses():
     with pytest.raises(ValueError, match="beta1 must be left out with precondition='inverse'"):
         thor.THOR(Mlp(), 0.1, 0.1, beta1=0.8)
-    with pytest.raises(ValueError, match="damping must be a number or a function of the step"):
-        thor.THOR(Mlp(), 0.1, precondition="inverse")
+    with pytest.raises(ValueError, match="rate_factor must be left out with precondition='inverse'"):
+        thor.THOR(Mlp(), 0.1, 0.1, rate_factor=2.0)
 
 
 def test_bases_and_inverses_are_told_apart():
