@@ -27,11 +27,15 @@ def main(steps: int = 100) -> tuple[float, float]:
         reconstruction = ((decoder(hidden) - x) ** 2).mean()
         return fit + 0.1 * reconstruction, fit, reconstruction
 
+    @ms.jit
+    def clipped(*gradients):
+        return ops.clip_by_global_norm(gradients, 1.0)
+
     grad_fn = thor.value_and_grad(losses, optimizer, has_aux=True)
     found = []
     for step in range(steps):
         (loss, (fit, reconstruction)), gradients = grad_fn(x, y)
-        optimizer(ops.clip_by_global_norm(gradients, 1.0))
+        optimizer(clipped(*gradients))
         found.append(float(loss))
         if step % 20 == 0:
             print(f"step {step:3d}  fit {float(fit):.4f}  reconstruction {float(reconstruction):.4f}")

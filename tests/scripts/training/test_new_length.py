@@ -39,7 +39,12 @@ def settings_for(tmp_path, kind, out, epochs, shape):
 
 
 @pytest.mark.parametrize(
-    "kind", ["momentum", "adafactor", "muon", "soap", "thor", pytest.param("thor with adam", marks=pytest.mark.slow)]
+    "kind",
+    [
+        "momentum",
+        "thor",
+        *(pytest.param(k, marks=pytest.mark.slow) for k in ("adafactor", "muon", "soap", "thor with adam")),
+    ],
 )
 def test_a_finished_run_with_a_constant_rate_goes_on_as_if_it_had_been_longer(tmp_path, kind):
     whole = train(settings_for(tmp_path, kind, "whole", 2, "constant"), console=quiet())

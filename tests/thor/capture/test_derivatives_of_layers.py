@@ -127,13 +127,24 @@ def check_kind(kind, options):
             np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4 * np.abs(b).max())
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("sharing", ["pooled", "expand", pytest.param("reduce", marks=pytest.mark.slow)])
+#: (kind, sharing) that the fast tests take: every formula of a factor once
+FAST = {
+    ("dense on three axes", "expand"), ("convolution", "pooled"), ("convolution of many positions", "expand"),
+    ("BatchNorm", "pooled"), ("embedding", "pooled"), ("tied table", "expand"),
+}  # fmt: skip
+CASES = [
+    pytest.param(kind, sharing, marks=() if (kind, sharing) in FAST else pytest.mark.slow)
+    for kind in KINDS
+    for sharing in ("pooled", "expand", "reduce")
+]
+
+
+@pytest.mark.parametrize(("kind", "sharing"), CASES)
 def test_every_kind_of_layer_gathers_under_a_gradient(kind, sharing):
     check_kind(kind, {"weight_sharing": sharing} | ({"factor_share": 0.7} if sharing == "expand" else {}))
 
 
-@pytest.mark.parametrize("kind", ["dense on three axes", "convolution"])
+@pytest.mark.parametrize("kind", [pytest.param("dense on three axes", marks=pytest.mark.slow), "convolution"])
 @pytest.mark.parametrize("split", ["block+mean", "block+rank"])
 def test_every_split_gathers_under_a_gradient(kind, split):
     check_kind(kind, {"split": split, "rank": 2, "block_size": 2})

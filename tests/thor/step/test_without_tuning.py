@@ -1,4 +1,4 @@
-"""Inverses without a damping: a share of each layer's own eigenvalues is added, and a step is as long as the gradient."""
+"""Inverses without a damping: it is a share of a layer's own eigenvalues, and a step is as long as the gradient."""
 
 import numpy as np
 import pytest
