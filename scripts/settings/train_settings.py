@@ -120,14 +120,14 @@ class ThorSettings(Settings):
     """Hyper-parameters of thor.THOR.
 
     Attributes:
-        learning_rate: Initial learning rate; None for 0.002 with `eigenbasis` and 0.05 with `inverse`.
+        learning_rate: Learning rate at its highest; None for 0.002 with `eigenbasis` and 0.05 with `inverse`.
         precondition: `inverse`: the gradient is multiplied by damped inverses; `eigenbasis`: Adam in the eigenbases of
             the factors. None for `inverse` with a damping, else `eigenbasis`.
         beta1: Decay of the running average of the gradient, with precondition `eigenbasis`; None for 0.9.
         beta2: Decay of the running average of its square; None for 0.95.
         epsilon: Adam's epsilon, with precondition `eigenbasis`; None for 1e-8.
         rate_factor: Factor on the learning rate of layers in eigenbases; None for 4, with which Adam's own rates fit.
-        damping: Initial damping of inverses; None for a relative one.
+        damping: Initial damping of inverses; None for `eigenbasis`, or with `inverse` for a relative one.
         relative_damping: Damping as a share of each layer's mean eigenvalue, instead of damping; None for 0.01.
         damping_decay: Factor on the damping over ten epochs, as published for ResNet-50; 1 for none.
         damping_schedule: Another way to lower the damping: a schedule, instead of damping_decay; published for BERT.
