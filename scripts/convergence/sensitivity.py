@@ -1,0 +1,202 @@
+"""How much THOR's defaults depend on what they are set to: one setting moves at a time, on a task of the benchmark.
+
+    python scripts/convergence/sensitivity.py [--task autoencoder] [--epochs 1] [--seed 11] [--out runs/sensitivity]
+    python scripts/convergence/sensitivity.py --grid      # factor_interval x interval x block size, a table
+
+The learning rate is Adam's first one of the task, times 1/4 to 4; the block size goes from 32 to 512 rows, the interval
+between candidate refreshes from 1 to 100 steps. Each run is a folder of scripts/train.py, so the same command goes on
+after an interruption. It writes a table, the numbers and, without ``--grid``, a picture.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+from rich.console import Console
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from scripts.common.arguments import count, seed  # noqa: E402
+from scripts.common.atomic_write import write_atomically  # noqa: E402
+from scripts.common.errors import INTERRUPTED, run_program  # noqa: E402
+from scripts.convergence.pace import Pace  # noqa: E402
+from scripts.convergence.picture import TITLES  # noqa: E402
+from scripts.convergence.results import Outcome  # noqa: E402
+from scripts.convergence.run import Bench, EndedEarlyError  # noqa: E402
+from scripts.convergence.search import SHARE  # noqa: E402
+from scripts.convergence.tasks import TASKS, Task  # noqa: E402
+from scripts.run_folder.stop_request import handling_signals  # noqa: E402
+
+RATES = (0.25, 0.5, 1.0, 2.0, 4.0)
+BLOCKS = (32, 64, 128, 256, 512)
+INTERVALS = (1, 2, 5, 10, 20, 50, 100)
+CLOSE = 0.03  # of the best value: what counts as equally good
+#: The grid; an interval of None is the default, which grows from 1 to 20.
+GRID = {"thor.factor_interval": (1, 5, 20), "thor.interval": (None, 20), "thor.block_size": (32, 128, 512)}
+
+
+def moved(task: Task) -> dict[str, dict[float, dict[str, Any]]]:
+    """For each setting that moves: its values, and the settings of their runs."""
+    base = _start(task) | {"thor.block_size": 128}
+    rate = base["thor.learning_rate"]
+    return {
+        "learning rate / Adam's": {
+            r: base | {"thor.learning_rate": float(f"{rate * r:.3g}")} for r in RATES
+        },
+        "block size": {b: base | {"thor.block_size": b} for b in BLOCKS},
+        "interval": {i: base | {"thor.interval": i} for i in INTERVALS},
+    }  # fmt: skip
+
+
+def grid(task: Task) -> dict[tuple[Any, ...], dict[str, Any]]:
+    """For each point of the grid the settings of its run."""
+    return {
+        point: _start(task) | {key: value for key, value in zip(GRID, point, strict=True) if value is not None}
+        for point in itertools.product(*GRID.values())
+    }
+
+
+def _start(task: Task) -> dict[str, Any]:
+    """The settings of the contender's first trial, for a schedule of any length."""
+    return {key: value for key, value in task.contender("thor_eigen").start.items() if key != SHARE}
+
+
+def trained(bench: Bench, seed_of_run: int, runs: Mapping[Any, dict[str, Any]]) -> dict[Any, Outcome | None]:
+    """The outcome of each run, None if it broke down; equal runs are trained once."""
+    contender = bench.task.contender("thor_eigen")
+    unique = {json.dumps(values, sort_keys=True): values for values in runs.values()}
+    name = {key: f"seed-{seed_of_run}-{_name(values)}" for key, values in unique.items()}
+    outcomes = dict(
+        zip(unique, bench.run_all([(contender, unique[k], seed_of_run, name[k]) for k in unique]), strict=True)
+    )
+    return {key: outcomes[json.dumps(values, sort_keys=True)] for key, values in runs.items()}
+
+
+def _name(values: Mapping[str, Any]) -> str:
+    """A name of a run's folder that tells its settings."""
+    return "-".join(f"{key.rpartition('.')[2]}-{value}" for key, value in sorted(values.items()))
+
+
+def width(task: Task, values: Mapping[float, float | None]) -> tuple[float, float]:
+    """The largest range of neighbouring settings whose values are all within CLOSE of the best one."""
+    known = [value for value in values.values() if value is not None]
+    best = max(known) if task.higher_is_better else min(known)
+    good = [at for at, value in values.items() if value is not None and abs(value - best) <= CLOSE * best]
+    at_best = next(at for at, value in values.items() if value == best)
+    order = list(values)
+    low = high = order.index(at_best)
+    while low > 0 and order[low - 1] in good:
+        low -= 1
+    while high + 1 < len(order) and order[high + 1] in good:
+        high += 1
+    return order[low], order[high]
+
+
+def final(task: Task, outcome: Outcome | None) -> float | None:
+    """The last value of a run."""
+    return None if outcome is None else float(outcome.evaluations[-1][task.metric])
+
+
+def draw(task: Task, found: Mapping[str, Mapping[float, float | None]], path: Path) -> None:
+    """Draw the final value over each setting; a shade marks what is within CLOSE of the best."""
+    figure = Figure(figsize=(12, 4), layout="constrained")
+    scale = 100 if task.higher_is_better else 1
+    for axes, (name, values) in zip(figure.subplots(1, len(found)), found.items(), strict=True):
+        known = {at: scale * value for at, value in values.items() if value is not None}
+        low, high = width(task, values)
+        axes.axvspan(low, high, color="tab:green", alpha=0.12)
+        axes.plot(list(known), list(known.values()), marker="o", color="tab:blue")
+        for at, value in values.items():
+            if value is None:
+                axes.annotate(
+                    "broke down", (at, 0.95), xycoords=("data", "axes fraction"), ha="center", color="tab:red"
+                )
+        axes.set_xscale("log")
+        axes.set_xticks(list(values), [f"{at:g}" for at in values])
+        axes.minorticks_off()
+        axes.set(xlabel=name, ylabel=TITLES[task.metric] + (", %" if task.higher_is_better else ""))
+        axes.grid(alpha=0.3)
+    figure.suptitle(f"{task.title}\nshaded: within {CLOSE:.0%} of the best", fontsize=10)
+    figure.savefig(path, dpi=130)
+
+
+def table(task: Task, found: Mapping[str, Mapping[float, float | None]]) -> str:
+    """A Markdown table for each setting."""
+    lines = []
+    for name, values in found.items():
+        low, high = width(task, values)
+        lines += [
+            f"| {name} | {' | '.join(f'{at:g}' for at in values)} |",
+            "|---" * (len(values) + 1) + "|",
+            f"| {task.metric} | {' | '.join(_shown(task, value) for value in values.values())} |",
+            "",
+            f"Within {CLOSE:.0%} of the best from {low:g} to {high:g}.",
+            "",
+        ]
+    return "\n".join(lines)
+
+
+def grid_table(task: Task, found: Mapping[tuple[Any, ...], float | None]) -> str:
+    """A Markdown table: a row for each pair of intervals, a column for each block size."""
+    factors, intervals, blocks = GRID.values()
+    lines = [
+        f"| factor_interval | interval | {' | '.join(f'blocks of {b}' for b in blocks)} |",
+        "|---" * (2 + len(blocks)) + "|",
+    ]
+    for every, interval in itertools.product(factors, intervals):
+        cells = [_shown(task, found[every, interval, b]) for b in blocks]
+        lines.append(f"| {every} | {interval or 'grows, 1 to 20'} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _shown(task: Task, value: float | None) -> str:
+    if value is None:
+        return "broke down"
+    return f"{value:.2%}" if task.higher_is_better else f"{value:.4g}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Train what is missing, and write table, numbers and picture."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--task", choices=list(TASKS), default="autoencoder")
+    parser.add_argument("--epochs", type=count, default=1, help="schedule of every run (1)")
+    parser.add_argument("--seed", type=seed, default=11)
+    parser.add_argument("--jobs", type=count, default=1, help="runs at the same time, each on its own cores (1)")
+    parser.add_argument("--grid", action="store_true", help="factor_interval x interval x block size")
+    parser.add_argument("--out", type=Path, default=Path("runs/sensitivity"))
+    options = parser.parse_args(arguments)
+    task, console = TASKS[options.task], Console()
+    bench = Bench(task, options.out / f"{task.name}-{options.epochs}", options.epochs, 1, options.jobs, console)
+    axes = {} if options.grid else moved(task)
+    runs: dict[Any, dict[str, Any]] = grid(task) if options.grid else {}
+    runs |= {(name, at): values for name, points in axes.items() for at, values in points.items()}
+    bench.pace = Pace(len({json.dumps(values, sort_keys=True) for values in runs.values()}), options.jobs)
+    try:
+        with handling_signals(bench.end):
+            values = {key: final(task, each) for key, each in trained(bench, options.seed, runs).items()}
+    except EndedEarlyError:
+        console.print("ended early; the same command goes on")
+        return INTERRUPTED
+    stem = bench.folder / ("grid" if options.grid else "sensitivity")
+    found = {name: {at: values[name, at] for at in points} for name, points in axes.items()}
+    text = grid_table(task, values) if options.grid else table(task, found)
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+    numbers = [{"at": key, "settings": runs[key], task.metric: value} for key, value in values.items()]
+    about = {"task": task.name, "epochs": options.epochs, "seed": options.seed, "runs": numbers}
+    write_atomically(stem.with_suffix(".json"), json.dumps(about, indent=1) + "\n")
+    write_atomically(stem.with_suffix(".md"), text + "\n")
+    if found:
+        draw(task, found, stem.with_suffix(".png"))
+        console.print(f"picture: {stem.with_suffix('.png')}", markup=False, highlight=False, soft_wrap=True)
+    return 0
+
+
+if __name__ == "__main__":
+    run_program(main)
