@@ -174,6 +174,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     task, console = TASKS[options.task], Console()
     bench = Bench(task, options.out / f"{task.name}-{options.epochs}", options.epochs, 1, options.jobs, console)
+    bench.folder.mkdir(parents=True, exist_ok=True)
     axes = {} if options.grid else moved(task)
     runs: dict[Any, dict[str, Any]] = grid(task) if options.grid else {}
     runs |= {(name, at): values for name, points in axes.items() for at, values in points.items()}
