@@ -54,7 +54,9 @@ def unused_in(settings: TrainSettings, path: Path | None) -> str | None:
         names += [
             f"{section}.{name}"
             for name in fields
-            if getattr(own, name) != fields[name].get_default() and not uses(settings, section, name)
+            if name in own.model_fields_set
+            and getattr(own, name) != fields[name].get_default()
+            and not uses(settings, section, name)
         ]
     if not names:
         return None

@@ -301,15 +301,30 @@ def test_mixed_precision_trains_with_a_dynamic_loss_scale(tmp_path, level, optim
         ({"amp": "O1"}, "amp = 'O1': must be 'O0', 'O2' or 'O3'"),
         ({"ema": 1.0}, "ema = 1.0: must be less than 1"),
         ({"thor": {"inner": "sgd"}}, "thor.inner = 'sgd': must be 'momentum' or 'adam'"),
-        ({"thor": {"inner": "adam", "momentum": 0.8}}, "thor: momentum belongs to inner = momentum; with inner = adam"),
-        ({"thor": {"inner": "adam", "clip": 0.1}}, "thor: clip bounds learning rate x direction, which is no step of"),
         (
-            {"thor": {"inner": "adam"}, "adam": {"learning_rate": 0.01}},
+            {"thor": {"damping": 0.1, "inner": "adam", "momentum": 0.8}},
+            "thor: momentum belongs to inner = momentum; with inner = adam",
+        ),
+        (
+            {"thor": {"damping": 0.1, "inner": "adam", "clip": 0.1}},
+            "thor: clip bounds learning rate x direction, which is no step of",
+        ),
+        (
+            {"thor": {"damping": 0.1, "inner": "adam"}, "adam": {"learning_rate": 0.01}},
             "adam.learning_rate means nothing with thor.inner = adam; set thor.learning_rate",
         ),
-        ({"thor": {"inner": "adam"}, "adam": {"schedule": "linear"}}, "adam.schedule means nothing with thor.inner"),
-        ({"thor": {"inner": "adam"}, "adam": {"weight_decay": 1e-4}}, "adam.weight_decay means nothing with thor"),
-        ({"thor": {"rank": 8}}, "thor: rank belongs to split = block+rank, and split is block+mean; leave it out"),
+        (
+            {"thor": {"damping": 0.1, "inner": "adam"}, "adam": {"schedule": "linear"}},
+            "adam.schedule means nothing with thor.inner",
+        ),
+        (
+            {"thor": {"damping": 0.1, "inner": "adam"}, "adam": {"weight_decay": 1e-4}},
+            "adam.weight_decay means nothing with thor",
+        ),
+        (
+            {"thor": {"damping": 0.1, "rank": 8}},
+            "thor: rank belongs to split = block+rank, and split is block+mean; leave it out",
+        ),
         (
             {"label_smoothing": 0.1, "loss": "squared_error"},
             "label_smoothing belongs to loss = cross_entropy, and loss is squared_error; leave it out",

@@ -9,7 +9,7 @@ import thor
 from scripts.data import imagenet_samples
 from scripts.data.factory import open_feeds
 from scripts.run_folder.metrics_recorder import read_metrics
-from scripts.settings.yaml_config import validate
+from scripts.settings.yaml_config import load_config, save_config, validate
 from scripts.training.loop import train
 from scripts.training.networks import build_loss, build_network
 from scripts.training.optimizers import build_stepper
@@ -42,7 +42,11 @@ def number(value):
 @pytest.mark.parametrize(
     ("own", "reached"),
     [
-        ({"precondition": "eigenbasis"}, lambda optimizer: optimizer.options.kind == "eigenbasis"),
+        (
+            {"relative_damping": 0.5},
+            lambda optimizer: optimizer.options.relative and optimizer.options.damping(0) == 0.5,
+        ),
+        ({"graft": True}, lambda optimizer: optimizer.options.graft),
         ({"momentum": 0.7}, lambda optimizer: number(optimizer.inner.momentum) == 0.7),
         ({"split": "block"}, lambda optimizer: optimizer.options.plan.split == "block"),
         ({"split": "block+rank", "rank": 5}, lambda optimizer: optimizer.options.plan.rank == 5),
@@ -69,14 +73,47 @@ def number(value):
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",
 )
-def test_thors(own, reached):
-    assert not reached(optimizer_of("thor", {})), "a default would prove nothing"
-    assert reached(optimizer_of("thor", own))
+def test_thors_by_inverses(own, reached):
+    damped = {} if "relative_damping" in own else {"damping": 0.03}
+    assert not reached(optimizer_of("thor", {"damping": 0.03})), "a default would prove nothing"
+    assert reached(optimizer_of("thor", damped | own))
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        {},
+        {"damping": 0.03},
+        {"precondition": "inverse"},
+        {"precondition": "inverse", "clip": 0.5},
+        {"damping": 0.1, "graft": True},
+    ],
+    ids=str,
+)
+def test_what_is_left_out_is_filled_in_as_by_the_optimizer(own):
+    section = validate({"optimizer": "thor", "thor": own}).thor
+    theirs, ours = thor.THOR(net(), section.learning_rate, **own).options, optimizer_of("thor", own).options
+    assert ours.kind == theirs.kind == section.precondition
+    for name in ("relative", "factor_decay", "refresh", "plan", "clip", "graft", "adam"):
+        assert getattr(ours, name) == getattr(theirs, name), name
+    for step in (0, 7, 500):
+        assert ours.damping_at(step) == theirs.damping_at(step)
+        assert ours.interval(step) == theirs.interval(step)
+
+
+def test_a_saved_configuration_has_what_was_filled_in(tmp_path):
+    """A run that goes on has the settings that it began with, whatever the defaults are by then."""
+    settings = validate({"optimizer": "thor", "device": "CPU"})
+    save_config(settings, tmp_path / "config.yaml")
+    text = (tmp_path / "config.yaml").read_text()
+    assert all(f"{name}:" in text for name in ("precondition", "split", "interval", "refresh", "rate_factor", "beta2"))
+    assert load_config(tmp_path / "config.yaml") == settings
 
 
 @pytest.mark.parametrize(
     ("own", "reached"),
     [
+        ({"rate_factor": 0.5}, lambda optimizer: optimizer.options.adam.rate_factor == 0.5),
         ({"beta1": 0.7}, lambda optimizer: optimizer.options.adam.beta1 == 0.7),
         ({"beta2": 0.7}, lambda optimizer: optimizer.options.adam.beta2 == 0.7),
         ({"epsilon": 0.5}, lambda optimizer: optimizer.options.adam.epsilon == 0.5),
@@ -88,8 +125,8 @@ def test_thors(own, reached):
     ids=lambda value: str(value) if isinstance(value, dict) else "",
 )
 def test_thors_in_an_eigenbasis(own, reached):
-    assert not reached(optimizer_of("thor", {"precondition": "eigenbasis"})), "a default would prove nothing"
-    assert reached(optimizer_of("thor", {"precondition": "eigenbasis"} | own))
+    assert not reached(optimizer_of("thor", {})), "a default would prove nothing"
+    assert reached(optimizer_of("thor", own))
 
 
 @pytest.mark.parametrize(

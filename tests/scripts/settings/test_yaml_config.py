@@ -145,7 +145,7 @@ def test_saved_settings_read_back_equal(tmp_path):
 
 
 def test_adam_inside_thor_is_saved_and_compared(tmp_path):
-    inside = ["--optimizer", "thor", "--thor.inner", "adam"]
+    inside = ["--optimizer", "thor", "--thor.damping", "0.1", "--thor.inner", "adam"]
     settings = load_config(None, [*inside, "--adam.beta2", "0.98"])
     save_config(settings, tmp_path / "config.yaml")
     saved = load_config(tmp_path / "config.yaml")
@@ -162,8 +162,9 @@ def test_adam_inside_thor_is_saved_and_compared(tmp_path):
             "--optimizer momentum",
         ),
         (["--momentum.mode", "nesterov"], "leave it out, or choose --optimizer momentum"),
-        (["--adam.beta1", "0.8"], "set --thor.inner adam, or choose --optimizer adam"),
-        (["--thor.inner", "adam", "--adam.weight_decay", "0.0"], "set --thor.weight_decay"),
+        (["--adam.beta1", "0.8"], "set --thor.beta1, or choose --optimizer adam"),
+        (["--thor.damping", "0.1", "--adam.beta1", "0.8"], "set --thor.inner adam, or choose --optimizer adam"),
+        (["--thor.damping", "0.1", "--thor.inner", "adam", "--adam.weight_decay", "0.0"], "set --thor.weight_decay"),
         (["--optimizer", "adam", "--thor.schedule.power", "3", "--thor.schedule.shape", "thor"], "set --adam.schedule"),
         (["--optimizer", "adam", "--adafactor", "{d: 2.0}"], "--adafactor: optimizer = adam does not use it; leave"),
     ],
@@ -176,7 +177,7 @@ def test_a_setting_of_another_optimizer_is_refused_on_the_command_line(arguments
 
 def test_all_settings_of_other_optimizers_are_named():
     with pytest.raises(UserError) as caught:
-        load_config(None, ["--momentum.mode", "nesterov", "--adam.beta1", "0.5", "--thor.clip", "0.1"])
+        load_config(None, ["--momentum.mode", "nesterov", "--adam.beta1", "0.5", "--thor.damping", "0.1"])
     assert [line.split(":")[0].strip() for line in str(caught.value).splitlines()] == [
         "--momentum.mode",
         "--adam.beta1",
@@ -184,7 +185,9 @@ def test_all_settings_of_other_optimizers_are_named():
 
 
 def test_adam_inside_thor_uses_both_sections():
-    settings = load_config(None, ["--thor.inner", "adam", "--adam.beta1", "0.8", "--adam", "{beta2: 0.9}"])
+    settings = load_config(
+        None, ["--thor.damping", "0.1", "--thor.inner", "adam", "--adam.beta1", "0.8", "--adam", "{beta2: 0.9}"]
+    )
     assert settings.adam.beta2 == 0.9
 
 
@@ -194,7 +197,7 @@ def test_a_file_of_several_optimizers_is_taken_and_what_it_sets_in_vain_is_named
     path.write_text("thor: {damping: 0.1}\nmomentum: {learning_rate: 0.1, momentum: 0.9}\nadam: {beta1: 0.8}\n")
     settings = load_config(path)
     assert unused_in(settings, path) == f"{path}: optimizer = thor does not use momentum.learning_rate, adam.beta1"
-    inside = load_config(path, ["--thor.inner", "adam"])
+    inside = load_config(path, ["--thor.damping", "0.1", "--thor.inner", "adam"])
     assert unused_in(inside, path) == f"{path}: optimizer = thor does not use momentum.learning_rate"
     many = tmp_path / "many.yaml"
     many.write_text(
