@@ -54,7 +54,7 @@ def error_of(name: str, rate: float, steps: int) -> float:
     return float(np.linalg.norm(u - solution(x)) / np.linalg.norm(solution(x)))
 
 
-def main(rate: float = 0.03, steps: int = 300) -> tuple[float, float]:
+def main(rate: float = 0.01, steps: int = 300) -> tuple[float, float]:
     """The errors of Adam and of THOR."""
     return error_of("Adam", rate, steps), error_of("THOR", rate, steps)
 
