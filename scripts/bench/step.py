@@ -1,10 +1,11 @@
 """Step times of Momentum and of THOR (plain step, curvature step, refresh), as ratios from one interleaved run.
 
     python scripts/bench/step.py [--network resnet20 lenet autoencoder bert] [--rounds 15] [--out bench.json]
+    python scripts/bench/step.py --precondition eigenbasis ...      # beside Adam
 
 There are two baselines. *Momentum* is ``nn.Momentum`` in the same kind of compiled step as THOR's, with its finite
-check. *TrainOneStepCell* is MindSpore's step. Ratios are to *Momentum*, the faster baseline: one ratio per round, and
-the median over the rounds is reported.
+check; beside THOR in eigenbases it is *Adam*, first_order's. *TrainOneStepCell* is MindSpore's step with Momentum.
+Ratios are to the first of them: one ratio per round, and the median over the rounds is reported.
 *Amortised* is the mean step time over ``--interval`` steps, of which one refreshes all layers and about ten gather
 factors.
 """
@@ -29,6 +30,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
 
+import first_order
 import thor
 from first_order.checks import number
 from first_order.compiled import CompiledFunction
@@ -45,6 +47,7 @@ from thor.distributed.ranks import Sharing
 from thor.distributed.reduce import Means, unreduced
 from thor.runtime.parameters import write
 from thor.settings.gathering import default_factor_interval
+from thor.settings.kinds import EIGENBASIS, INVERSE
 from thor.step.finite_check import summary_of_all
 
 NEVER = 2**31 - 1
@@ -58,7 +61,7 @@ CLASSIFIERS: dict[str, tuple[Callable[[], nn.Cell], int, tuple[int, int, int, in
 WORDS, TOKENS, HIDDEN = 8000, 128, 19  # for BERT: vocabulary size, sequence length, masked tokens per sequence
 NETWORKS = ("autoencoder", "bert", *CLASSIFIERS)
 OWN = "TrainOneStepCell"
-PHASES = ("Momentum", OWN, "plain", "curvature", "refresh")  # in the order of the report
+PHASES = ("Momentum", "Adam", OWN, "plain", "curvature", "refresh")  # in the order of the report
 
 
 def reconstruction(output: Tensor, image: Tensor) -> Tensor:
@@ -168,7 +171,8 @@ class ThorPhases:
 
     def __init__(self, name: str, batch: int | None = None, **options: Any):
         net, loss_fn, self.batch = network(name, batch)
-        self.optimizer = thor.THOR(net, 1e-5, 0.03, refresh=thor.TraceRule.thor_nt(), interval=NEVER // 2, **options)
+        damping = None if options.get("precondition") == EIGENBASIS else 0.03
+        self.optimizer = thor.THOR(net, 1e-5, damping, refresh=thor.TraceRule.thor_nt(), interval=NEVER // 2, **options)
         self.step = thor.TrainStep(net, loss_fn, self.optimizer)
 
     def phases(self) -> dict[str, Callable[..., Tensor]]:
@@ -187,16 +191,18 @@ def timed(step: Callable[..., Tensor], batch: tuple[Tensor, ...]) -> float:
 
 
 def measure(name: str, rounds: int, size: int | None, own: bool, options: dict[str, Any]) -> dict[str, Any]:
-    """Milliseconds of each phase over interleaved rounds, and ratios to Momentum."""
+    """Milliseconds of each phase over interleaved rounds, and ratios to Momentum, or to Adam beside eigenbases."""
     net, loss_fn, batch = network(name, size)
     thor.device.fast_convolutions(net)
     phases = ThorPhases(name, size, **options)
-    momentum = first_order_step(net, loss_fn)
-    found = summary(interleaved(phases.phases() | {"Momentum": momentum}, batch, rounds))
+    in_bases = options["precondition"] == EIGENBASIS
+    base = "Adam" if in_bases else "Momentum"
+    alone = first_order_step(net, loss_fn, first_order.Adam(net.trainable_params(), 1e-5) if in_bases else None)
+    found = summary(interleaved(phases.phases() | {base: alone}, batch, rounds), base)
     if own:  # in separate rounds, since its threads keep spinning and would slow the step after it
         other, _, _ = network(name, size)
         thor.device.fast_convolutions(other)
-        separate = summary(interleaved({"Momentum": momentum, OWN: train_one_step_cell(other, loss_fn)}, batch, rounds))
+        separate = summary(interleaved({base: alone, OWN: train_one_step_cell(other, loss_fn)}, batch, rounds), base)
         for what, of_phases in found.items():
             of_phases[OWN] = separate[what][OWN]
     return found | {"state_bytes": phases.optimizer.memory()["total"]}
@@ -216,12 +222,12 @@ def interleaved(
     return times
 
 
-def summary(times: dict[str, list[float]]) -> dict[str, Any]:
-    """Median and quartiles of each phase's milliseconds, and the median over the rounds of its ratio to Momentum.
+def summary(times: dict[str, list[float]], base: str = "Momentum") -> dict[str, Any]:
+    """Median and quartiles of each phase's milliseconds, and the median over the rounds of its ratio to ``base``.
 
     A slow phase of the machine affects all steps of a round, so the ratios scatter less than the times.
     """
-    baseline = np.array(times["Momentum"])
+    baseline = np.array(times[base])
     return {
         "ms": {phase: float(np.median(each)) for phase, each in times.items()},
         "quartiles": {phase: [float(q) for q in np.percentile(each, (25, 75))] for phase, each in times.items()},
@@ -275,9 +281,10 @@ def report(name: str, result: dict[str, Any]) -> None:
         median = result["ms"][phase]
         low, high = result["quartiles"][phase]
         print(f"  {phase:18} {median:9.1f} ms  [{low:.1f}, {high:.1f}]  {result['ratio'][phase]:.2f} x")
+    base = next(result["ms"][name] for name in ("Momentum", "Adam") if name in result["ms"])
     for interval, ratio in result["amortised"].items():
         label = f"amortised, {interval}"
-        print(f"  {label:18} {ratio * result['ms']['Momentum']:9.1f} ms  {ratio:.3f} x", flush=True)
+        print(f"  {label:18} {ratio * base:9.1f} ms  {ratio:.3f} x", flush=True)
 
 
 def report_peaks(peaks: dict[str, int]) -> None:
@@ -295,7 +302,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=count, default=15)
     parser.add_argument("--batch", type=count, help="examples; each network has its own number")
     parser.add_argument("--without-own", action="store_true", help="leave out TrainOneStepCell")
-    parser.add_argument("--split", default="block+mean", choices=["block", "block+mean", "block+rank"])
+    parser.add_argument("--precondition", default=INVERSE, choices=[INVERSE, EIGENBASIS])
+    parser.add_argument("--split", choices=["block", "block+mean", "block+rank"], help="of inverses (block+mean)")
     parser.add_argument("--block-size", type=count, default=128, help="rows and columns of a block (128)")
     parser.add_argument("--factor-share", type=float, default=1.0, help="share of the batch that gives factors (1)")
     parser.add_argument("--interval", type=count, nargs="+", default=[100, 834], help="of amortised steps (100 834)")
@@ -307,16 +315,20 @@ def main() -> None:
         number("--factor-share", arguments.factor_share, 0.0, 1.0, open_low=True)
     except ValueError as error:
         parser.error(str(error))
+    if arguments.precondition == EIGENBASIS and arguments.split is not None:
+        parser.error(f"--split {arguments.split}: eigenbases are of plain blocks; leave it out")
     try:
         thor.device.select(arguments.device)
     except ValueError as error:
         parser.error(str(error))
     ms.set_context(mode=ms.GRAPH_MODE)
     options = {
-        "split": arguments.split,
+        "precondition": arguments.precondition,
         "block_size": arguments.block_size,
         "factor_share": arguments.factor_share,
     }
+    if arguments.split is not None:
+        options["split"] = arguments.split
     if arguments.peak:
         name, which = arguments.peak
         run_for_peak(name, which, arguments.batch, options)
