@@ -20,6 +20,11 @@ def test_the_mean_step_of_an_interval_has_one_refresh_and_ten_gatherings():
     assert step.amortised(TIMES, 25) == pytest.approx((30 + 12 * 20 + 12 * 11) / 25)  # and of it two
 
 
+def test_beside_eigenbases_the_baseline_is_adam():
+    found = step.summary({"Adam": [2.0, 4.0, 2.0], "plain": [3.0, 6.0, 8.0]}, "Adam")
+    assert found["ratio"] == {"Adam": 1.0, "plain": 1.5}
+
+
 def test_a_ratio_is_of_steps_of_one_round():
     """The second round on a machine half as fast, the third with one slow step: medians of times say 20 / 10."""
     found = step.summary({"Momentum": [10.0, 20.0, 8.0], "plain": [11.0, 22.0, 20.0]})
