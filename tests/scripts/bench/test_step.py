@@ -86,7 +86,8 @@ def test_the_process_whose_memory_is_measured_has_the_options_of_the_one_that_is
     options = ["--network", "lenet", "--batch", "3", "--split", "block", "--factor-share", "0.25", "--block-size", "64"]
     monkeypatch.setattr(sys, "argv", ["step.py", *options])
     step.main()
-    assert timed == [("lenet", 3, {"split": "block", "block_size": 64, "factor_share": 0.25})]
+    own = {"precondition": "inverse", "split": "block", "block_size": 64, "factor_share": 0.25}
+    assert timed == [("lenet", 3, own)]
     assert asked == [("momentum", timed[0]), ("thor", timed[0])]
 
 
@@ -105,6 +106,7 @@ def test_the_memory_that_counts_is_the_targets_own(monkeypatch):
         (["--rounds", "0"], "--rounds: must be at least 1, but got 0"),
         (["--batch", "many"], "--batch: must be a whole number, but got 'many'"),
         (["--interval", "100", "-5"], "--interval: must be at least 1, but got -5"),
+        (["--precondition", "eigenbasis", "--split", "block"], "--split block: eigenbases are of plain blocks"),
         (["--block-size", "0"], "--block-size: must be at least 1, but got 0"),
         (["--factor-share", "0"], "--factor-share must be finite and greater than 0 and at most 1, but got 0.0"),
         (["--out", "{folder}"], "--out: must be a file to write, but {folder} is a folder"),
