@@ -12,7 +12,7 @@ from mindspore import Tensor
 from thor.optimizer import THOR
 from thor.plain_optimizer import PlainOptimizer
 
-_OF_OPTIONS = ("kind", "adam", "refresh", "factor_decay", "factor_share", "clip", "clip_each", "weight_decay",
+_OF_OPTIONS = ("kind", "adam", "refresh", "factor_decay", "factor_share", "clip", "clip_each", "graft", "weight_decay",
                "weight_decay_mode", "max_bad_steps")  # fmt: skip
 _OF_INNER = ("momentum", "alpha", "beta", "beta1", "beta2", "eps", "epsilon", "weight_decay", "use_nesterov",
              "nesterov", "norm_coefficient", "iteration", "adjust_lr_fn", "by_muon", "shampoo_beta", "shapes",

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Damping:
     """The damping of a step.
 
@@ -22,6 +22,9 @@ class Damping:
 
     value: float
     relative: bool = False
+
+    def __repr__(self) -> str:
+        return f"{self.value}" + (" of the mean eigenvalue" if self.relative else "")
 
     def of(self, trace_a: Any, trace_g: Any, dim_a: int, dim_g: int) -> Any:
         """What is added to the Fisher block of a layer: ``value``, or ``value`` (tr A / dim A) (tr G / dim G).

@@ -75,6 +75,7 @@ RATE, CLOCKS = {"learning_rate"}, {"interval", "factor_interval"}
      ({"lr": nn.CosineDecayLR(0.0, 0.1, 9)}, RATE), ({"momentum": 0.8}, {"momentum of inner"}),
      ({"refresh": thor.TraceRule(update=0.5, stop=0.1)}, {"refresh"}), ({"factor_decay": 0.5}, {"factor_decay"}),
      ({"factor_share": 0.5}, {"factor_share"}), ({"clip": 0.5}, {"clip"}), ({"clip_each": 0.5}, {"clip_each"}),
+     ({"graft": True}, {"graft"}), ({"damping": thor.RelativeDamping(0.1)}, {"damping"}),
      ({"max_bad_steps": 7}, {"max_bad_steps"}), ({"weight_decay": 0.1}, {"weight_decay", "weight_decay of inner"}),
      ({"weight_decay": 0.1, "weight_decay_mode": "decoupled"}, {"weight_decay", "weight_decay_mode", "decays"})],
     ids=lambda value: "-".join(sorted(value)),  # the same in every process
