@@ -68,7 +68,7 @@ class THOR(nn.Optimizer):
         refresh: the trace rule; ``TraceRule.thor()``, ``.thor_stop()`` and ``.thor_nt()`` are those of the paper. None
             for ``TraceRule()`` with inverses, and for ``TraceRule.thor_nt()`` with eigenbases.
         interval: steps from one candidate refresh to the next, int or callable (:class:`thor.GrowingInterval`). None
-            for 100 with inverses and a damping, else for ``GrowingInterval(1, 20, 1.1)``.
+            for 100 with inverses and a damping, else for ``GrowingInterval(1, 100, 1.1)``.
         factor_interval: steps from one gathering of factors to the next, int or callable. None for a tenth of
             ``interval``, or for ``interval`` itself if ``factor_decay`` is 0.
         factor_decay: decay of the factors' running average, which is bias-corrected; 0 keeps only the last batch. None

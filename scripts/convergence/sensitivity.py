@@ -38,7 +38,7 @@ RATES = (0.25, 0.5, 1.0, 2.0, 4.0)
 BLOCKS = (32, 64, 128, 256, 512)
 INTERVALS = (1, 2, 5, 10, 20, 50, 100)
 CLOSE = 0.03  # of the best value: what counts as equally good
-#: The grid; an interval of None is the default, which grows from 1 to 20.
+#: The grid; an interval of None is the default, which grows from 1 to 100.
 GRID = {"thor.factor_interval": (1, 5, 20), "thor.interval": (None, 20), "thor.block_size": (32, 128, 512)}
 
 
@@ -152,7 +152,7 @@ def grid_table(task: Task, found: Mapping[tuple[Any, ...], float | None]) -> str
     ]
     for every, interval in itertools.product(factors, intervals):
         cells = [_shown(task, found[every, interval, b]) for b in blocks]
-        lines.append(f"| {every} | {interval or 'grows, 1 to 20'} | {' | '.join(cells)} |")
+        lines.append(f"| {every} | {interval or 'grows'} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

@@ -101,7 +101,7 @@ OF_INVERSES = (
 )  # fmt: skip
 OF_EIGENBASES = ("beta1", "beta2", "epsilon", "rate_factor")
 #: What THOR's settings are where they are left out: thor.THOR's own defaults, so that a run's folder has them all.
-_GROWING = Interval(start=1, end=20, factor=1.1)
+_GROWING = Interval(start=1, end=100, factor=1.1)
 DEFAULTS: dict[str, dict[str, Any]] = {
     "inverse": {
         "learning_rate": 0.05, "split": "block+mean", "refresh": Refresh(preset="thor_stop"),
@@ -138,7 +138,7 @@ class ThorSettings(Settings):
         rank: Rank of the off-diagonal part with split `block+rank`.
         refresh: The trace rule; None for `thor_stop` with inverses and `thor_nt` with eigenbases.
         interval: Updates between candidate refreshes: a number, or start, end and factor. None for 100 with a damping,
-            else for one that grows from 1 to 20.
+            else for one that grows from 1 to 100.
         factor_interval: Updates between curvature steps; None leaves it to the optimizer.
         factor_share: Share of a batch's examples from which the factors are computed.
         factor_decay: Decay of the running average of the factors; None for 0.95 with inverses, 0.9 with eigenbases.

@@ -17,6 +17,7 @@ KINDS = (INVERSE, EIGENBASIS)
 #: What each kind keeps of a layer, and the method of THOR that reads it.
 PLURALS, READERS = {INVERSE: "inverses", EIGENBASIS: "eigenbases"}, {INVERSE: "inverses", EIGENBASIS: "bases"}
 
+_GROWING = GrowingInterval(1, 100, 1.1)
 #: What a setting is where it is left out.
 DEFAULTS: dict[str, dict[str, Any]] = {
     INVERSE: {
@@ -25,13 +26,13 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "graft": False,
     },
     EIGENBASIS: {
-        "split": "block", "interval": GrowingInterval(1, 20, 1.1), "factor_decay": 0.9, "refresh": TraceRule.thor_nt(),
+        "split": "block", "interval": _GROWING, "factor_decay": 0.9, "refresh": TraceRule.thor_nt(),
         "weight_decay_mode": "decoupled", "beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8,
         "rate_factor": 4.0, "graft": False,
     },
 }  # fmt: skip
 #: What they are with inverses if the damping is left out too: settings that need no knowledge of a task.
-WITHOUT_DAMPING: dict[str, Any] = {"damping": RelativeDamping(), "interval": GrowingInterval(1, 20, 1.1), "graft": True}
+WITHOUT_DAMPING: dict[str, Any] = {"damping": RelativeDamping(), "interval": _GROWING, "graft": True}
 #: Settings that only the other kind has, with the value that says that they were left out, and why they mean nothing.
 _FOREIGN: dict[str, dict[str, tuple[Any, str]]] = {
     INVERSE: {

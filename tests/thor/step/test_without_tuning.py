@@ -79,7 +79,7 @@ def test_what_is_left_out_is_chosen_by_the_damping():
 
     free = options(precondition="inverse")
     assert (free.relative, free.damping(0), free.graft, free.interval(0), free.interval(10**6)) == (
-        True, 0.01, True, 1, 20,
+        True, 0.01, True, 1, 100,
     )  # fmt: skip
     limited = options(precondition="inverse", clip=1e-3)
     assert (limited.relative, limited.graft) == (True, False)
