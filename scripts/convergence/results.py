@@ -15,7 +15,7 @@ from thor.runtime.json_files import parse
 
 
 class NoTargetError(ValueError):
-    """No first-order optimizer has a finished run."""
+    """No optimizer that sets the target has a finished run."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def first_of_best(task: Task, values: Sequence[float | None]) -> int:
 
 
 def target_of(task: Task, outcomes: Sequence[Outcome], broken: Mapping[str, int]) -> tuple[str, float]:
-    """The first-order optimizer with the best mean of best values, and that mean: the target.
+    """The optimizer that sets the target, the one with the best mean of best values, and that mean.
 
     An optimizer with a run that broke down is left out, since the mean over its other seeds would be biased.
     """
@@ -144,7 +144,7 @@ def target_of(task: Task, outcomes: Sequence[Outcome], broken: Mapping[str, int]
             found[contender.name] = statistics.fmean(values)
     if not found:
         how = " with every seed" if broken else ""
-        raise NoTargetError(f"{task.name}: no first-order optimizer has finished{how}, so that there is no target")
+        raise NoTargetError(f"{task.name}: none of {task.setters} has finished{how}, so that there is no target")
     name = (max if task.higher_is_better else min)(found, key=lambda each: found[each])
     return name, found[name]
 

@@ -5,8 +5,8 @@
 
 For each task, every optimizer is tuned for its best value by a quasi-random search of ``--trials`` runs (seed 0), then
 trained with each seed: the same initial weights, batch order and convolution kernels. The optimizers take turns, seed
-by seed, so that a slow phase of the machine affects all of them. The best first-order optimizer sets the target, the
-mean over seeds of its best value.
+by seed, so that a slow phase of the machine affects all of them. The best of Momentum, Adam and Adafactor sets the
+target, the mean over seeds of its best value.
 
 Each run is a folder of scripts/train.py, so a benchmark that Ctrl-C or SIGTERM ended goes on with the same command,
 even in the middle of a run. ``--jobs 2`` trains two runs at once, each on its own cores. Use it for tuning, where
@@ -161,7 +161,9 @@ class Bench:
         """
         taking_part = [each for each in self.task.contenders if each.name in names]
         if not any(each.sets_target for each in taking_part):  # checked before hours of training
-            raise NoTargetError(f"{self.task.name}: a first-order optimizer has to take part, for it sets the target")
+            raise NoTargetError(
+                f"{self.task.name}: one of {self.task.setters} has to take part, for it sets the target"
+            )
         self.pace = Pace(self.count(seeds, names), self.jobs)
         sources = dict.fromkeys(each.tuned_as or each.name for each in taking_part)
         tuned = self.tune([self.task.contender(name) for name in sources])

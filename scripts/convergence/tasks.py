@@ -62,6 +62,11 @@ class Task:
         """True if the metric is an accuracy."""
         return self.metric == "test_accuracy"
 
+    @property
+    def setters(self) -> str:
+        """The names of the optimizers that set the target, for messages."""
+        return ", ".join(each.name for each in self.contenders if each.sets_target)
+
     def contender(self, name: str) -> Contender:
         """The contender with a name."""
         return next(each for each in self.contenders if each.name == name)
