@@ -18,7 +18,7 @@ def main(updates: int = 40, parts: int = 4) -> tuple[float, float]:
     ms.set_seed(0)
     rng = np.random.default_rng(0)
     net = nn.SequentialCell(nn.Dense(8, 32), nn.Tanh(), nn.Dense(32, 3))
-    optimizer = thor.THOR(net, 0.05, 0.03, interval=10)
+    optimizer = thor.THOR(net, 0.01)
 
     def forward(x, labels):
         return ops.cross_entropy(net(x), labels)

@@ -35,7 +35,7 @@ def main(rounds: int = 3, steps: int = 60) -> list[float]:
     x = Tensor(rng.standard_normal((256, 8)).astype(np.float32))
     labels = Tensor(np.argmax(x.asnumpy()[:, :3] ** 2, 1).astype(np.int32))
     student, loss_fn = network(), Distance(network())
-    step = thor.TrainStep(student, loss_fn, thor.THOR(student, 0.05, 0.01, interval=20, clip=1e-2))
+    step = thor.TrainStep(student, loss_fn, thor.THOR(student, 0.005))
     found = []
     for number in range(rounds):
         for _ in range(steps):

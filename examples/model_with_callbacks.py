@@ -22,7 +22,7 @@ def main(epochs: int = 6) -> float:
     """The accuracy on points that were not trained on."""
     ms.set_seed(0)
     net, loss_fn = nn.SequentialCell(nn.Dense(8, 32), nn.Tanh(), nn.Dense(32, 3)), nn.CrossEntropyLoss()
-    optimizer = thor.THOR(net, 0.05, 0.03, interval=10)
+    optimizer = thor.THOR(net, 0.005)
     step = thor.TrainStep(net, loss_fn, optimizer)
     model = Model(
         step, eval_network=nn.WithEvalCell(net, loss_fn), eval_indexes=[0, 1, 2], metrics={"accuracy", "loss"}

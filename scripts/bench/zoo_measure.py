@@ -85,12 +85,13 @@ def cross_entropy() -> Callable[..., Tensor]:
 def train(net: nn.Cell, batch: tuple[Tensor, Tensor], count: int) -> tuple[thor.THOR, list[float], list[float]]:
     """Train a network on one batch by THOR's defaults, operator by operator; the mode has to be PYNATIVE_MODE.
 
-    ``count`` curvature steps, of which each gathers factors and renews all bases, are followed by a plain step.
+    ``count`` curvature steps, of which each gathers factors and renews all bases, are followed by a plain step. The
+    rate of layers in eigenbases is the given one.
 
     Returns:
         The optimizer; the loss before each step, and after all of them; the seconds of each step.
     """
-    optimizer = thor.THOR(net, lambda step: LEARNING_RATE if step <= count else 0.0)
+    optimizer = thor.THOR(net, lambda step: LEARNING_RATE if step <= count else 0.0, rate_factor=1.0)
     step = thor.TrainStep(net, cross_entropy(), optimizer, jit=False)
     curvature, plain = Forced(step, 0, 0), Forced(step, NEVER, NEVER)
     losses, seconds = [], []
