@@ -99,17 +99,17 @@ def test_another_setting_is_refused_still(tmp_path):
 @pytest.mark.parametrize(
     ("thor", "words"),
     [
-        ({"schedule": {"shape": "constant"}}, "the learning rate stays constant"),
+        ({"damping": 0.03, "schedule": {"shape": "constant"}}, "the learning rate stays constant"),
         (
-            {"schedule": {"shape": "linear", "end_epoch": 1}},
+            {"damping": 0.03, "schedule": {"shape": "linear", "end_epoch": 1}},
             "the linear schedule still ends at epoch 1: the learning rate goes from 0.005 to 0",
         ),
         (
-            {"schedule": {"shape": "linear", "end_update": 40}},
+            {"damping": 0.03, "schedule": {"shape": "linear", "end_update": 40}},
             "the linear schedule still ends at update 40: the learning rate goes from 0.0388 to 0.0375",
         ),
         (
-            {"schedule": "constant", "damping_schedule": {"shape": "linear", "final": 0.5}},
+            {"damping": 0.03, "schedule": "constant", "damping_schedule": {"shape": "linear", "final": 0.5}},
             "the learning rate stays constant; the linear schedule now ends at epoch 2: the damping goes from 0.0165 "
             "back to 0.0225",
         ),
