@@ -106,17 +106,14 @@ class FirstOrder(nn.Optimizer):
             return self.map_(_decayed, decay, self.decay_flags, self._parameters, wide)
         return self.map_(F.partial(_decayed, decay), self.decay_flags, self._parameters, wide)
 
-    def are_dense(self, gradients):
-        """True; raise, while a graph is compiled, if a gradient is sparse."""
-        return _all_dense(self.map_(_has_rows, gradients))
-
     def unscaled(self, gradients):
         """The gradients, centralized and divided by the loss scale; float16 becomes float32, to avoid underflow."""
         return self.scale_grad(self.gradients_centralization(self.map_(_widened, gradients)))
 
     def unscaled_dense(self, gradients):
         """As :meth:`unscaled`; raise, while a graph is compiled, if a gradient is sparse."""
-        if self.are_dense(gradients):  # asked before all arithmetic, which would fail with an obscure message
+        # asked before all arithmetic, which would fail with an obscure message
+        if _all_dense(self.map_(_has_rows, gradients)):
             return self.unscaled(gradients)
         return gradients
 

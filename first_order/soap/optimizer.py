@@ -113,8 +113,7 @@ class SOAP(DecoupledDecay):
         """Update every weight, or start the eigenbases in the first call; return the number of calls done."""
         if len(gradients) != self.param_length:
             raise ValueError(f"gradients must be {self.param_length}, one for each parameter, but got {len(gradients)}")
-        if self.are_dense(gradients):  # asked before the branches, which would fail with an obscure message
-            self._start_or_move(self.unscaled(gradients), self.global_step.reshape(()))
+        self._start_or_move(self.unscaled_dense(gradients), self.global_step.reshape(()))
         return self.assignadd(self.global_step, self.global_step_increase_tensor)
 
     # The branches below depend on a Tensor. Each method returns one, as branches without a result sometimes do not
