@@ -71,12 +71,12 @@ def _start(task: Task) -> dict[str, Any]:
 def trained(bench: Bench, seed_of_run: int, runs: Mapping[Any, dict[str, Any]]) -> dict[Any, Outcome | None]:
     """The outcome of each run, None if it broke down; equal runs are trained once."""
     contender = bench.task.contender("thor_eigen")
-    unique = {json.dumps(values, sort_keys=True): values for values in runs.values()}
-    name = {key: f"seed-{seed_of_run}-{_name(values)}" for key, values in unique.items()}
-    outcomes = dict(
-        zip(unique, bench.run_all([(contender, unique[k], seed_of_run, name[k]) for k in unique]), strict=True)
-    )
-    return {key: outcomes[json.dumps(values, sort_keys=True)] for key, values in runs.items()}
+    names = {key: f"seed-{seed_of_run}-{_name(values)}" for key, values in runs.items()}
+    by_name = {name: runs[key] for key, name in names.items()}
+    bench.pace = Pace(len(by_name), bench.jobs)
+    found = bench.run_all([(contender, values, seed_of_run, name) for name, values in by_name.items()])
+    outcomes = dict(zip(by_name, found, strict=True))
+    return {key: outcomes[name] for key, name in names.items()}
 
 
 def _name(values: Mapping[str, Any]) -> str:
@@ -178,7 +178,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     axes = {} if options.grid else moved(task)
     runs: dict[Any, dict[str, Any]] = grid(task) if options.grid else {}
     runs |= {(name, at): values for name, points in axes.items() for at, values in points.items()}
-    bench.pace = Pace(len({json.dumps(values, sort_keys=True) for values in runs.values()}), options.jobs)
     try:
         with handling_signals(bench.end):
             values = {key: final(task, each) for key, each in trained(bench, options.seed, runs).items()}

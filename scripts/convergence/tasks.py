@@ -204,18 +204,18 @@ def _residual(
     steps = _TRAIN // batch
     rates = {"momentum": (0.02, 0.1, 0.4), "adam": (5e-4, 2e-3, 8e-3), "adafactor": (3e-3, 1e-2, 6e-2)}
     modern = {"muon": (2e-3, 8e-3, 3.2e-2), "soap": (2e-3, 8e-3, 3.2e-2)}
-    scaled, modern_scaled = (
-        {name: (low * rate, first * rate, high * rate) for name, (low, first, high) in each.items()}
-        for each in (rates, modern)
-    )
+
+    def scaled(given: Mapping[str, tuple[float, float, float]]) -> dict[str, tuple[float, float, float]]:
+        return {name: (low * rate, first * rate, high * rate) for name, (low, first, high) in given.items()}
+
     return Task(
         f"resnet8-{batch}", f"ResNet-8 of width 8, 10,000 images of Fashion-MNIST, batch {batch}", "test_accuracy", 10,
         {**_CLASSIFIER, "network_options": {"in_channels": 1, "width": 8, "norm_momentum": norm_momentum},
          "batch_size": batch, "eval_every_steps": max(1, steps // 2)},
         (
-            *_first_order(scaled, [5e-4, 1e-4]),
-            *_first_order(modern_scaled, [0.05, 5e-3], sets_target=False),
-            _in_eigenbases(scaled["adam"], [0.05, 5e-3], [0.5, 0.4]),
+            *_first_order(scaled(rates), [5e-4, 1e-4]),
+            *_first_order(scaled(modern), [0.05, 5e-3], sets_target=False),
+            _in_eigenbases(scaled(rates)["adam"], [0.05, 5e-3], [0.5, 0.4]),
             *_second_order(
                 {"thor.learning_rate": (0.03 * thor_rate, 0.1 * thor_rate), "thor.damping": (1e-4, 3e-3),
                  "thor.clip": (1e-3, 1e-2), "epochs_share": [0.4, 0.5], **thor_space},
