@@ -39,9 +39,9 @@ CASES = {
     "half": ("mlp", GRAPH, {}, {"grad_worker_fraction": 0.5}),
     "half, pynative": ("pixels", PYNATIVE, {"split": "block"}, {"grad_worker_fraction": 0.5}),
     "naive": ("pixels", PYNATIVE, {}, {"shared": False}),
-    "basis, one": ("mlp", GRAPH, {"damping": None}, {"grad_worker_fraction": 0.0}),
-    "basis, all": ("pixels", PYNATIVE, {"damping": None}, {"per": "factor"}),
-    "basis, half": ("pixels", GRAPH, {"damping": None}, {"grad_worker_fraction": 0.5}),
+    "basis, one": ("mlp", GRAPH, {"damping": None, "rate_factor": 1.0}, {"grad_worker_fraction": 0.0}),
+    "basis, all": ("pixels", PYNATIVE, {"damping": None, "rate_factor": 1.0}, {"per": "factor"}),
+    "basis, half": ("pixels", GRAPH, {"damping": None, "rate_factor": 1.0}, {"grad_worker_fraction": 0.5}),
     "accumulated": ("mlp", PYNATIVE, {"accumulate": 2}, {"grad_worker_fraction": 0.0}),
 }
 #: which of them a job of so many ranks runs
