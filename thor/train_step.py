@@ -316,6 +316,7 @@ class TrainStep(nn.Cell):
         state.schedule_gathering(weight, options.gather_interval(state.step))
         if state.refreshes_now:
             self._sent_by_refresh = optimizer.refresh(graphs.in_graph)
+            self.update.renew_groups()
         loss, finite = graphs.apply(loss, *gradients[:count])
         return loss, bool(finite.asnumpy())
 
@@ -375,6 +376,8 @@ class TrainStep(nn.Cell):
             forget_compiled_construct(inner)
             if self.accumulate > 1 and not self._sums_watch.moved:
                 self.micro_batches.begin_anew()  # the sums were not loaded and belong to a lost step
+        if not self._state_watch.noted:
+            self.update.renew_groups(loaded=True)
         unfrozen = next((p.name for p in self._not_optimized if p.requires_grad), None)
         if unfrozen is not None:
             raise RuntimeError(

@@ -1,11 +1,15 @@
 """Time of a step by kind of kernel, from MindSpore's profiler.
 
     python scripts/bench/kernels.py [--network bert autoencoder resnet20 resnet50] [--steps 5] [--out kernels.json]
+    python scripts/bench/kernels.py --accelerator --steps 1     # how many kernels the graphs of an accelerator have
 
 For Momentum's step and THOR's plain step, curvature step and refresh: wall time, number of kernels, and milliseconds in
 each kind of kernel. *Outside* is the time in which no kernel runs: inverses and decisions on the host, and the
 runtime's work between kernels. *Twice* is the time that the kinds count twice, because kernels ran at the same time.
 The profiler slows small kernels, so use `scripts/bench/step.py` to compare step times.
+
+With `--accelerator` the graphs are those that THOR compiles for a GPU or an Ascend, run on the CPU, which needs no
+device. Their times mean nothing, but an accelerator launches about as many kernels. Its own compiler may join some.
 """
 
 from __future__ import annotations
@@ -16,7 +20,8 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +33,12 @@ from mindspore import Tensor
 from rich.console import Console
 from rich.table import Table
 
+import first_order
 import thor
 from scripts.bench.step import NETWORKS, SPIN_UP, ThorPhases, first_order_step, network
 from scripts.common.arguments import count, file_to_write
 from scripts.common.atomic_write import write_results
+from thor.settings.kinds import EIGENBASIS, INVERSE
 
 #: Kinds of kernels, by words in the names of their types; the first match counts.
 KINDS = {
@@ -41,6 +48,8 @@ KINDS = {
               "BroadcastTo", "Stack", "Gather"),
     "optimizer": ("ApplyMomentum", "Assign"),
 }  # fmt: skip
+#: Kinds of THOR's steps, in the order in which they are compiled.
+THOR_PHASES = ("plain", "curvature", "refresh")
 OTHER = "other"  # mostly element-wise operations and reductions
 
 
@@ -103,6 +112,21 @@ def measure(step: Callable[..., Tensor], batch: tuple[Tensor, ...], steps: int) 
     }
 
 
+def profiled(
+    name: str, precondition: str, batch: int | None, steps: int, phases: Collection[str] = THOR_PHASES
+) -> dict[str, dict[str, Any]]:
+    """Profile the baseline's step, Momentum's or beside eigenbases Adam's, and then THOR's phases on one network."""
+    net, loss_fn, inputs = network(name, batch)
+    thor.device.allow_deep_graphs()
+    thor.device.fast_convolutions(net)
+    in_bases = precondition == EIGENBASIS
+    adam = first_order.Adam(net.trainable_params(), 1e-5) if in_bases else None
+    alone = {"Adam" if in_bases else "Momentum": first_order_step(net, loss_fn, adam)}
+    of_thor = ThorPhases(name, batch, precondition=precondition).phases()
+    chosen = {phase: of_thor[phase] for phase in THOR_PHASES if phase in phases}
+    return {phase: measure(step, inputs, steps) for phase, step in (alone | chosen).items()}
+
+
 def table(name: str, results: dict[str, dict[str, Any]]) -> Table:
     """Make a table with kinds of kernels in rows and kinds of steps in columns."""
     made = Table(title=f"{name}, ms of one step", title_justify="left")
@@ -111,6 +135,8 @@ def table(name: str, results: dict[str, dict[str, Any]]) -> Table:
         made.add_column(phase, justify="right")
     made.add_row("wall", *(f"{result['wall']:.1f}" for result in results.values()))
     made.add_row("kernels", *(f"{result['kernels']:.0f}" for result in results.values()))
+    fewest = next(iter(results.values()))["kernels"]
+    made.add_row("more kernels", *(f"{result['kernels'] - fewest:.0f}" for result in results.values()))
     for kind in (*KINDS, OTHER):
         made.add_row(kind, *(f"{result['kinds'][kind]:.1f}" for result in results.values()))
     for rest in ("twice", "outside"):
@@ -125,24 +151,23 @@ def main() -> None:
     parser.add_argument("--batch", type=count, help="examples; each network has its own number")
     parser.add_argument("--steps", type=count, default=5, help="of each kind (5)")
     parser.add_argument("--types", type=count, help="also list that many types of kernels, the longest")
+    parser.add_argument("--precondition", default=INVERSE, choices=[INVERSE, EIGENBASIS])
+    parser.add_argument("--accelerator", action="store_true", help="the graphs that a GPU or an Ascend would run")
     parser.add_argument("--out", type=file_to_write)
     arguments = parser.parse_args()
     thor.device.select("CPU")
     ms.set_context(mode=ms.GRAPH_MODE)
     console, everything = Console(), {}
-    for name in arguments.network:
-        net, loss_fn, batch = network(name, arguments.batch)
-        thor.device.fast_convolutions(net)
-        steps = {"Momentum": first_order_step(net, loss_fn)}
-        steps |= dict(reversed(ThorPhases(name, arguments.batch).phases().items()))  # plain, curvature, refresh
-        results = {phase: measure(step, batch, arguments.steps) for phase, step in steps.items()}
-        console.print(table(name, results))
-        for phase, result in results.items() if arguments.types else ():
-            longest = list(result["types"].items())[: arguments.types]
-            named = (f"{each['count']:.0f} {kernel} {each['ms']:.1f}" for kernel, each in longest)
-            console.print(f"  {phase}: {', '.join(named)}")
-        everything[name] = results
-        write_results(arguments.out, everything)
+    with thor.device.choosing_for("GPU") if arguments.accelerator else nullcontext():
+        for name in arguments.network:
+            results = profiled(name, arguments.precondition, arguments.batch, arguments.steps)
+            console.print(table(name, results))
+            for phase, result in results.items() if arguments.types else ():
+                longest = list(result["types"].items())[: arguments.types]
+                named = (f"{each['count']:.0f} {kernel} {each['ms']:.1f}" for kernel, each in longest)
+                console.print(f"  {phase}: {', '.join(named)}")
+            everything[name] = results
+            write_results(arguments.out, everything)
 
 
 if __name__ == "__main__":

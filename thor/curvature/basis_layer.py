@@ -6,14 +6,21 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from mindspore import Parameter, ops
+from mindspore import Parameter, nn, ops
 
 from thor.capture.targets import Target
 from thor.curvature.damping import Damping
+from thor.curvature.direction import Form
 from thor.curvature.eigenbasis import BasisJob
 from thor.curvature.factor import BasisFactor
 from thor.curvature.layer import Layer
-from thor.curvature.rotation import Rotation, between, multiply_left_by_transposed, multiply_right
+from thor.curvature.rotation import (
+    Rotation,
+    RotationElsewhere,
+    between,
+    multiply_left_by_transposed,
+    multiply_right,
+)
 from thor.factors.blocks import BlockPlan
 from thor.factors.statistics import POOLED
 from thor.runtime.graph_ops import shared
@@ -57,12 +64,16 @@ class BasisLayer(Layer):
         """The Parameters that only the ranks have which hold the layer, and their shapes there."""
         return [*super().held_by_few, *((each, self._moments_shape) for each in (self.first, self.second))]
 
-    def rotation(self) -> Rotation:
-        """The Cell that turns this layer's gradients into the basis and its steps back; layers of one form share it."""
+    @property
+    def form(self) -> Form:
+        """The layer's form, with the shapes of its bases."""
         cuts = (self.column_factor.cut, self.row_factor.cut)
         columns, rows = (((self.copies, cut.count, cut.size, cut.size),) for cut in cuts)
-        found: Rotation = shared(Rotation, self._form(columns, rows))
-        return found
+        return self._form(columns, rows)
+
+    def preconditioner(self, layers: int = 1) -> nn.Cell:
+        """The Cell that turns gradients into bases and steps back."""
+        return shared(Rotation if self.held else RotationElsewhere, self.form, layers)
 
     def jobs(self, damping: Damping, traces: np.ndarray) -> tuple[BasisJob, ...]:
         """The renewals of the factors that have a basis."""

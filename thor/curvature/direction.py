@@ -5,9 +5,10 @@ With D^-1 in blocks [c, n, b, b] and Woodbury's thin matrices s [c, n b, r] and 
     (D + U^T U)^-1 x = D^-1 x - s (t x).
 
 The gradient of a layer is a matrix [c, O, I (+1)]: c copies (groups), O outputs, I inputs, and the bias's gradient as
-the last column, because the bias is A's last coordinate. The matrix is padded once, and its direction is cut once. The
-gradient of a separate bias (thor/factors/blocks.py) stays a column of its own, so that a weight that needs no padding
-is only reshaped.
+the last column, because the bias is A's last coordinate. Layers of one form may be stacked: m layers are then one of
+m c copies, which takes as many kernels. The matrix is padded once, and its direction is cut once. The gradient of a
+separate bias (thor/factors/blocks.py) stays a column of its own, so that a weight that needs no padding is only
+reshaped.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from thor.runtime.graph_ops import constant, over, reshaped, swapped
 
 #: Multiplies [c, n, ...] without reshaping the inverse: a reshaped Parameter would be copied at each step.
 _product = ops.BatchMatMul()
-_cast, _slice, _behind, _below = ops.Cast(), ops.Slice(), ops.Concat(2), ops.Concat(1)
+_cast, _slice, _stack, _behind, _below = ops.Cast(), ops.Slice(), ops.Concat(0), ops.Concat(2), ops.Concat(1)
 
 
 def left_by_blocks(product, x, blocks):
@@ -112,17 +113,18 @@ class Form:
 
 
 class LayerMatrices(nn.Cell):
-    """Turns the gradients of a layer of one form into matrices, and such matrices into the shapes of its weights.
+    """Turns the gradients of layers of one form into matrices, and such matrices into the shapes of their weights.
 
-    A layer's gradients are (weight's,) or (weight's, bias's). As matrices they are (X,), padded, or (X, b) for a
-    separate bias. Branches depend on attributes only: MindSpore's compiler decides such branches while it parses, which
+    The gradients of a layer are (weight's,) or (weight's, bias's), those of ``layers`` layers a tuple of such tuples.
+    As matrices they are (X,), padded, or (X, b) for a separate bias, with the copies of one layer behind those of the
+    layer before. Branches depend on attributes only: MindSpore's compiler decides such branches while it parses, which
     is much faster.
     """
 
-    def __init__(self, form: Form):
+    def __init__(self, form: Form, layers: int = 1):
         super().__init__(auto_prefix=False)
         self.dtype, self.weight, self.copies, self.positions = form.dtype, form.weight, form.copies, form.positions
-        self.transposed = form.transposed
+        self.transposed, self.layers, self.all_copies = form.transposed, layers, layers * form.copies
         (_, a_count, a_size, _), (_, g_count, g_size, _) = form.columns[0], form.rows[0]
         self.outputs = form.weight[0] // form.copies
         self.inputs = math.prod(form.weight) // form.weight[0]
@@ -130,72 +132,93 @@ class LayerMatrices(nn.Cell):
         self.bias_apart, self.bias_inside = form.bias_apart, form.bias and not form.bias_apart
         self.more_columns = self.columns - self.inputs - self.bias_inside
         self.more_rows = self.rows - self.outputs
-        #: True if nothing is padded or reordered. A direction then gets the weight's shape where it is computed: a
-        #: reshape at the end of a graph would be a copy
-        plain = form.positions == 1 and not form.transposed
+        self.apart = ops.Split(0, layers)
+        #: True if nothing is padded, reordered or stacked. A direction then gets the weight's shape where it is
+        #: computed: a reshape at the end of a graph would be a copy
+        plain = form.positions == 1 and not form.transposed and layers == 1
         self.as_weight = plain and not self.bias_inside and self.more_columns == self.more_rows == 0
-        self.shape = form.weight if self.as_weight else (form.copies, 1, self.rows, self.columns)
+        self.shape = form.weight if self.as_weight else (self.all_copies, 1, self.rows, self.columns)
 
     def matrices(self, gradients):
-        """The gradients as float32 matrices [c, O', I'], padded with zeros below and on the right."""
+        """The gradients as float32 matrices [layers c, O', I'], padded with zeros below and on the right."""
+        x = self.stacked(over(self._as_matrix, gradients))
+        if self.bias_inside:
+            x = _behind((x, self.stacked(over(self._as_column, gradients))))
+        if self.more_columns > 0:
+            x = _behind((x, constant((self.all_copies, self.outputs, self.more_columns), 0.0)))
+        if self.more_rows > 0:
+            x = _below((x, constant((self.all_copies, self.more_rows, self.columns), 0.0)))
+        if not self.bias_apart:
+            return (x,)
+        b = self.stacked(over(self._as_column, gradients))
+        if self.more_rows > 0:
+            b = _below((b, constant((self.all_copies, self.more_rows, 1), 0.0)))
+        return x, b
+
+    def stacked(self, parts):
+        """Tensors of the layers, one behind the other along their first axis."""
+        return _stack(parts) if self.layers > 1 else parts[0]
+
+    def by_layer(self, x):
+        """The parts of a stack that belong to each layer."""
+        return self.apart(x) if self.layers > 1 else (x,)
+
+    def _as_matrix(self, gradients):
         x = _cast(gradients[0], ms.float32)
         if self.transposed:
             x = ops.transpose(x, (1, 0))
         if self.positions > 1:
             x = ops.transpose(reshaped(x, (self.weight[0], -1, self.positions)), (0, 2, 1))
-        x = reshaped(x, (self.copies, self.outputs, self.inputs))
-        if self.bias_inside:
-            x = _behind((x, self._column(gradients)))
-        if self.more_columns > 0:
-            x = _behind((x, constant((self.copies, self.outputs, self.more_columns), 0.0)))
-        if self.more_rows > 0:
-            x = _below((x, constant((self.copies, self.more_rows, self.columns), 0.0)))
-        if not self.bias_apart:
-            return (x,)
-        b = self._column(gradients)
-        if self.more_rows > 0:
-            b = _below((b, constant((self.copies, self.more_rows, 1), 0.0)))
-        return x, b
+        return reshaped(x, (self.copies, self.outputs, self.inputs))
 
-    def _column(self, gradients):
+    def _as_column(self, gradients):
         return reshaped(_cast(gradients[1], ms.float32), (self.copies, self.outputs, 1))
 
     def cut(self, matrices, gradients):
-        """The directions, cut from their matrices, in the shapes and types of the layer's gradients."""
+        """The directions of each layer, cut from their matrices, in the shapes and types of its gradients."""
         x = matrices[0]
+        if not self.as_weight and (self.rows > self.outputs or self.columns > self.inputs):
+            x = self._window(x, 0, self.inputs)
+        weights = over(self._weight_of, self.by_layer(x))
+        if self.bias_apart:
+            b = matrices[1]
+            if self.more_rows > 0:
+                b = _slice(b, (0, 0, 0), (self.all_copies, self.outputs, 1))
+            return over(self._with_bias, weights, self.by_layer(b), gradients)
+        if self.bias_inside:
+            columns = self._window(matrices[0], self.inputs, 1)
+            return over(self._with_bias, weights, self.by_layer(columns), gradients)
+        return over(_alone, weights)
+
+    def _window(self, x, first, columns):
+        return _slice(x, (0, 0, 0, first), (self.all_copies, 1, self.outputs, columns))
+
+    def _weight_of(self, x):
         if not self.as_weight:
-            if self.rows > self.outputs or self.columns > self.inputs:
-                x = self._window(x, 0, self.inputs)
             if self.positions > 1:
                 x = ops.transpose(reshaped(x, (self.weight[0], self.positions, -1)), (0, 2, 1))
             x = reshaped(x, self.weight)
         if self.transposed:
             x = ops.transpose(x, (1, 0))
-        x = _cast(x, self.dtype)
-        if self.bias_apart:
-            b = matrices[1]
-            if self.more_rows > 0:
-                b = _slice(b, (0, 0, 0), (self.copies, self.outputs, 1))
-            return x, self._as_bias(b, gradients)
-        if self.bias_inside:
-            return x, self._as_bias(self._window(matrices[0], self.inputs, 1), gradients)
-        return (x,)
+        return _cast(x, self.dtype)
 
-    def _window(self, x, first, columns):
-        return _slice(x, (0, 0, 0, first), (self.copies, 1, self.outputs, columns))
+    def _with_bias(self, weight, column, gradients):
+        return weight, _cast(reshaped(column, (self.weight[0],)), gradients[1].dtype)
 
-    def _as_bias(self, column, gradients):
-        return _cast(reshaped(column, (self.weight[0],)), gradients[1].dtype)
+
+def _alone(weight):
+    return (weight,)
 
 
 class Direction(LayerMatrices):
-    """Turns the gradients of a layer of one form into its directions.
+    """Turns the gradients of layers of one form into their directions.
 
-    The caches are (inverse, s, t) of the columns' factor, then of the rows', and A's bias_inverse for a separate bias.
+    The caches are (inverse, s, t) of the columns' factor, then of the rows', and A's bias_inverse for a separate bias,
+    each with the copies of one layer behind those of the layer before.
     """
 
-    def __init__(self, form: Form):
-        super().__init__(form)
+    def __init__(self, form: Form, layers: int = 1):
+        super().__init__(form, layers)
         (_, a_count, a_size, _), (_, _, g_size, _) = form.columns[0], form.rows[0]
         self.left = multiply_left_by_diagonal if g_size == 1 else multiply_left
         self.right = multiply_right_by_one if a_count == 1 else multiply_right
@@ -243,13 +266,13 @@ class DirectionElsewhere(nn.Cell):
     """Replaces :class:`Direction` on a rank that does not hold the layer's inverses: its directions are zero."""
 
     def matrices(self, gradients):
-        """The gradients, unchanged."""
-        return gradients
+        """The gradients of the one layer, unchanged."""
+        return gradients[0]
 
     def construct(self, matrices, caches):
         """Zeros in the shapes of ``matrices``."""
         return over(ops.zeros_like, matrices)
 
     def cut(self, matrices, gradients):
-        """The zeros, unchanged."""
-        return matrices
+        """The zeros, as those of one layer."""
+        return (matrices,)

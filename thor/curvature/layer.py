@@ -28,6 +28,7 @@ class Layer(ABC):
     """A captured layer: its weights, its two factors, its ports. Subclasses say what a refresh makes of the factors.
 
     ``held`` is False if only other ranks of a data-parallel job hold what its gradients are preconditioned with.
+    ``adoptions`` counts how often this object has taken new caches.
     """
 
     factor_class: type[FactorEstimate]
@@ -48,6 +49,7 @@ class Layer(ABC):
         #: True if only G is inverted, with all of the damping; A is 1 and stays so
         self.single = is_norm
         self.powers = _scale_powers(target.kind, g_cut)
+        self.adoptions = 0
         # number of kernel positions if they come first in the order of a convolution's cut A, else 1
         reorders = target.kind == "conv" and plan.order == "position" and not target.channel_last
         self.positions = math.prod(self.weight.shape[2:]) if reorders and self.a.cut.count > 1 else 1
@@ -79,6 +81,15 @@ class Layer(ABC):
         """What the layer's gradients are preconditioned with."""
 
     @property
+    @abstractmethod
+    def form(self) -> Form:
+        """The layer's form: layers of one form can be preconditioned together."""
+
+    @abstractmethod
+    def preconditioner(self, layers: int = 1) -> nn.Cell:
+        """The Cell that preconditions the gradients of so many layers of this one's form; they all share it."""
+
+    @property
     def held_by_few(self) -> list[tuple[Parameter, tuple[int, ...]]]:
         """The Parameters that only the ranks have which hold the layer, and their shapes there."""
         return [pair for f in (self.a, self.g) for pair in zip(f.cache, f.cache_shapes, strict=True)]
@@ -91,6 +102,7 @@ class Layer(ABC):
         """Store the results of a refresh."""
         for job in jobs:
             job.commit()
+        self.adoptions += 1
 
     def _form(self, columns: tuple[tuple[int, ...], ...], rows: tuple[tuple[int, ...], ...]) -> Form:
         """The layer's form, for caches of these shapes."""
@@ -167,11 +179,16 @@ class InverseLayer(Layer):
         bias = () if self.a.bias_inverse is None else (self.a.bias_inverse,)
         return (*self.column_factor.cache[:3], *self.row_factor.cache[:3], *bias)
 
-    def direction(self) -> nn.Cell:
-        """The Cell that preconditions this layer's gradients; layers of one form share it."""
+    @property
+    def form(self) -> Form:
+        """The layer's form, with the shapes of its inverses."""
+        return self._form(self.column_factor.cache_shapes, self.row_factor.cache_shapes)
+
+    def preconditioner(self, layers: int = 1) -> nn.Cell:
+        """The Cell that multiplies gradients by inverses."""
         if not self.held:
             return shared(DirectionElsewhere)
-        return shared(Direction, self._form(self.column_factor.cache_shapes, self.row_factor.cache_shapes))
+        return shared(Direction, self.form, layers)
 
     def jobs(self, damping: Damping, traces: np.ndarray) -> tuple[Job, ...]:
         """The inversions of the factors that are inverted."""

@@ -45,13 +45,13 @@ def between(old, new):
 
 
 class Rotation(LayerMatrices):
-    """Turns the gradients of a layer of one form into its eigenbasis, and steps back out of it.
+    """Turns the gradients of layers of one form into their eigenbases, and steps back out of them.
 
     ``bases`` are those of the columns' factor, then of the rows'; a diagonal factor has none.
     """
 
-    def __init__(self, form: Form):
-        super().__init__(form)
+    def __init__(self, form: Form, layers: int = 1):
+        super().__init__(form, layers)
         (_, count, size, _), (_, _, row_size, _) = form.columns[0], form.rows[0]
         self.turns_columns, self.turns_rows = size > 1, row_size > 1
         self.right = multiply_right_by_one if count == 1 else multiply_right
@@ -65,14 +65,22 @@ class Rotation(LayerMatrices):
             x = multiply_left_by_transposed(x, bases[-1])
         return x
 
-    def nothing(self, x):
-        """Zeros in the place of a step, for X [c, O', I']."""
-        return reshaped(ops.zeros_like(x), self.shape)
-
     def back(self, u, bases):
         """Q_G U Q_A^T for U [c, O', I'], in ``shape``."""
         if self.turns_columns:
             u = self.right_back(u, bases[0])
         if self.turns_rows:
             u = multiply_left(u, bases[-1])
+        return reshaped(u, self.shape)
+
+
+class RotationElsewhere(LayerMatrices):
+    """Replaces :class:`Rotation` on a rank that does not hold the layer's bases, and turns nothing."""
+
+    def construct(self, x, bases):
+        """X itself."""
+        return x
+
+    def back(self, u, bases):
+        """U itself, in ``shape``."""
         return reshaped(u, self.shape)

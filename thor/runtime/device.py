@@ -112,6 +112,26 @@ def current() -> str:
     return str(ms.get_context("device_target"))
 
 
+@contextmanager
+def choosing_for(target: str) -> Iterator[None]:
+    """Make this module's choices of operators those for another target, whose graphs can then be counted or checked."""
+    before, _Choices.target = _Choices.target, target
+    try:
+        yield
+    finally:
+        _Choices.target = before
+
+
+class _Choices:
+    """The target that operators are chosen for; None for the one that MindSpore runs on."""
+
+    target: str | None = None
+
+
+def _chosen() -> str:
+    return _Choices.target or current()
+
+
 def allow_deep_graphs() -> None:
     """Let MindSpore compile steps of deep networks: raise its limit on nested calls and this process's stack limit.
 
@@ -135,7 +155,15 @@ def trim_memory() -> None:
 
 def l2_loss_is_fast() -> bool:
     """Whether L2Loss is fast: on a CPU. It is very slow on a GPU, and taken to be slow on Ascend."""
-    return current() == "CPU"
+    return _chosen() == "CPU"
+
+
+def groups_layers() -> bool:
+    """Whether layers of one form are preconditioned together, which saves kernels and copies gradients once more.
+
+    An accelerator waits for the launch of small kernels; a CPU, where a launch is cheap, would wait for the copies.
+    """
+    return _chosen() != "CPU"
 
 
 def supports_group_all_gather() -> bool:
@@ -171,7 +199,7 @@ def convolution_path() -> str:
         if asked not in CONVOLUTIONS:
             raise ValueError(f"{CONVOLUTION_VARIABLE} must be one of {', '.join(CONVOLUTIONS)}, but got {asked!r}")
         return asked
-    if current() == "CPU" and _has_avx512() and not _capped():
+    if _chosen() == "CPU" and _has_avx512() and not _capped():
         return "patches"
     return "native"
 

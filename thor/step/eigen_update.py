@@ -32,10 +32,7 @@ class EigenUpdate(LayerUpdate):
         epsilon: float, rate_factor: float, decays: tuple[float, ...], clip_each: float | None = None,
         ranks: Ranks | None = None,
     ):  # fmt: skip
-        super().__init__(
-            inner, layers, [layer.rotation() for layer in layers], [layer.caches for layer in layers], decays,
-            clip_each, ranks,
-        )  # fmt: skip
+        super().__init__(inner, layers, decays, clip_each, ranks)
         self.held = tuple(layer.held for layer in layers)
         #: the moments of the layers, then those of the other weights, whose places are ``plain``
         self.first = ParameterTuple([layer.first for layer in layers] + moments.first)
@@ -56,35 +53,49 @@ class EigenUpdate(LayerUpdate):
         finite = ops.isfinite(_cast(loss, ms.float32) + self.summary_of_all(gradients))
         directions = ()
         if self.across is not None:  # no rank may wait for another one within a branch
-            found, plain = self._steps(by_layer, others)
-            directions = self.from_row(self._cut_all(found, by_layer), by_layer)
+            found, directions, plain = self._steps(by_layer, others)
+            directions = self.from_row(directions, by_layer)
         if finite:
             if self.across is None:
-                found, plain = self._steps(by_layer, others)
-                directions = self._cut_all(found, by_layer)
+                found, directions, plain = self._steps(by_layer, others)
             over(self._store, found + plain, self.layers + self.plain)
             ops.assign(self.steps, self.steps + 1)
-            moves = directions + (over(_direction, plain) if self.plain else (),)
+            moves = directions + (over(_step_of, plain) if self.plain else (),)
             loss = self.move(loss, over(ops.partial(nested_entry, moves), self.sources))
         return loss, finite
 
     def _steps(self, by_layer, others):
-        """(first moment, second moment, direction) of each layer as matrices, and of each other weight."""
+        """(moments and step in the basis of each layer, directions of each layer, moments and step of other weights).
+
+        Moments and step are (first, second, step).
+        """
         beta1, beta2 = scalar(self.beta1, ms.float32), scalar(self.beta2, ms.float32)
         correction = bias_correction(self.steps + 1, beta1, beta2, ms.float32)
-        found = over(ops.partial(self._step_in_basis, correction), by_layer, self.caches_at, self.layers)
+        grouped = self.grouped(by_layer)
+        turned = self.by_layer(over(self._turned, grouped, self.caches_at, self.groups))
+        found = over(ops.partial(self._step_in_basis, correction), turned, self.layers)
+        steps = self.grouped(over(_step_of, found))
+        directions = self.cut(over(self._turned_back, steps, self.caches_at, self.groups), grouped)
         plain = over(ops.partial(self._step, correction), others, self.plain) if self.plain else ()
-        return found, plain
+        return found, directions, plain
 
-    def _step_in_basis(self, correction, gradients, at, i):
-        matrices = self.matrices_of(gradients, i)
+    def _turned(self, gradients, at, group):
+        """The gradients of a group's layers in their bases."""
+        cell = self.cells_of_groups[group]
+        return cell.by_layer(cell(cell.matrices(gradients)[0], self.caches_of(at)))
+
+    def _turned_back(self, steps, at, group):
+        """The steps of a group's layers, turned back, as matrices."""
+        cell = self.cells_of_groups[group]
+        return (cell.back(cell.stacked(steps), self.caches_of(at)),)
+
+    def _step_in_basis(self, correction, turned, i):
         if not self.held[i]:
-            return self.first[i], self.second[i], self.directions[i].nothing(matrices[0])
-        bases = self.caches_of(at)
-        first, second, step = self._step(correction * self.factors[i], self.directions[i](matrices[0], bases), i)
+            return self.first[i], self.second[i], ops.zeros_like(turned)
+        first, second, step = self._step(correction * self.factors[i], turned, i)
         if self.limited:
             step = ops.clamp(step, -self.limits[i], self.limits[i])
-        return first, second, self.directions[i].back(step, bases)
+        return first, second, step
 
     def _step(self, correction, gradient, i):
         """Adam's moments after a step, and the step: correction * m / (sqrt(v) + epsilon)."""
@@ -92,16 +103,10 @@ class EigenUpdate(LayerUpdate):
         first, second = moments_after(self.first[i], self.second[i], gradient, self.beta1, self.beta2)
         return first, second, correction * (first / (ops.sqrt(second) + self.epsilon))
 
-    def _cut_all(self, found, by_layer):
-        return over(self._cut_one, found, by_layer, self.layers)
-
-    def _cut_one(self, found, gradients, i):
-        return self.cut((found[2],), gradients, i)
-
     def _store(self, found, i):
         ops.assign(self.first[i], found[0])
         return ops.assign(self.second[i], found[1])
 
 
-def _direction(found):
+def _step_of(found):
     return found[2]

@@ -8,9 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 from mindspore import Parameter, ParameterTuple, nn, ops
 
+from first_order.cells import set_unregistered
+from thor.curvature.form_groups import form_groups
 from thor.curvature.layer import Layer
 from thor.distributed.ranks import Ranks
 from thor.distributed.reduce import Sums
+from thor.runtime import device
 from thor.runtime.graph_ops import dot, entry, nested_entry, over, times
 from thor.step.finite_check import finiteness_summary
 
@@ -56,6 +59,12 @@ class Moving(nn.Cell):
         self.group_rates = bool(inner.is_group_lr)
         self.frozen: tuple[int, ...] = ()
         self.across: Sums | None = None  # sums of directions over ranks
+        set_unregistered(self, form_groups=())
+
+    def renew_groups(self, loaded: bool = False) -> None:
+        """Let the groups of layers take over what layers have adopted, or everything if it was ``loaded``."""
+        for group in self.form_groups:
+            group.renew(loaded)
 
     def move(self, loss, moves):
         """Move the weights; returns the loss, which then depends on that."""
@@ -82,24 +91,35 @@ class Moving(nn.Cell):
 class LayerUpdate(Moving):
     """Moves the weights of captured layers by directions, and the other weights.
 
-    ``cells`` has for each layer what brings its gradients into matrices and directions into the weights' shapes. With
-    ``clip_each``, each weight's gradient is first scaled to at most that norm.
+    The layers are preconditioned in groups (thor/curvature/form_groups.py). ``by_layer`` is a tuple of a tuple for each
+    layer, ``grouped`` has such a tuple for each group. With ``clip_each``, each weight's gradient is first scaled to at
+    most that norm.
 
     If only some ranks of a data-parallel job hold a layer, its directions are summed over a row of ranks. One rank of
     the row adds a layer's direction, the others add zeros.
     """
 
     def __init__(
-        self, inner: nn.Optimizer, layers: Sequence[Layer], cells: Sequence[nn.Cell],
-        caches: Sequence[Sequence[Parameter]], decays: Sequence[float], clip_each: float | None, ranks: Ranks | None,
+        self, inner: nn.Optimizer, layers: Sequence[Layer], decays: Sequence[float], clip_each: float | None,
+        ranks: Ranks | None,
     ):  # fmt: skip
         super().__init__(inner, decays)
         self.summary = finiteness_summary()
         self.layers = tuple(range(len(layers)))
-        self.caches = ParameterTuple([p for each in caches for p in each])
-        ends = np.cumsum([len(each) for each in caches]).tolist()
-        self.caches_at = tuple(tuple(range(end - len(each), end)) for end, each in zip(ends, caches, strict=True))
-        self.directions = nn.CellList(list(cells))
+        groups = form_groups(layers, device.groups_layers())
+        self.groups, self.group_members = tuple(range(len(groups))), tuple(group.indices for group in groups)
+        #: (group, place in it) of each layer
+        self.place_of = tuple(
+            next((at, members.index(i)) for at, members in enumerate(self.group_members) if i in members)
+            for i in self.layers
+        )
+        ends = np.cumsum([len(group.caches) for group in groups]).tolist()
+        self.caches_at = tuple(
+            tuple(range(end - len(group.caches), end)) for end, group in zip(ends, groups, strict=True)
+        )
+        # unregistered, because a checkpoint has the caches of each layer
+        set_unregistered(self, form_groups=groups, caches=ParameterTuple([p for group in groups for p in group.caches]))
+        self.cells_of_groups = nn.CellList([group.cell for group in groups])
         self.clip_each = 0.0 if clip_each is None else float(clip_each)
         places = weight_places(inner.parameters, layers)
         captured = tuple(at for at, place in enumerate(places) if place.layer < len(layers))
@@ -122,17 +142,31 @@ class LayerUpdate(Moving):
         """A layer's gradients: (weight's,) or (weight's, bias's)."""
         return over(ops.partial(entry, gradients), at)
 
-    def matrices_of(self, gradients, i):
-        """A layer's gradients as matrices."""
-        return self.directions[i].matrices(gradients)
+    def grouped(self, by_layer):
+        """What there is for each layer, by groups."""
+        return over(ops.partial(self._of_group, by_layer), self.group_members)
+
+    def _of_group(self, by_layer, members):
+        return over(ops.partial(entry, by_layer), members)
+
+    def by_layer(self, grouped):
+        """What there is for each layer of each group, in the order of the layers."""
+        return over(ops.partial(nested_entry, grouped), self.place_of)
+
+    def matrices_of(self, gradients, group):
+        """The gradients of a group as matrices."""
+        return self.cells_of_groups[group].matrices(gradients)
 
     def caches_of(self, at):
-        """A layer's caches."""
+        """The caches of a group."""
         return over(ops.partial(entry, self.caches), at)
 
-    def cut(self, directions, gradients, i):
-        """A layer's directions in the shapes of its weights."""
-        return self.directions[i].cut(directions, gradients)
+    def cut(self, directions, grouped):
+        """The directions of all groups in the shapes of their weights, by layer."""
+        return self.by_layer(over(self._cut_group, directions, grouped, self.groups))
+
+    def _cut_group(self, directions, gradients, group):
+        return self.cells_of_groups[group].cut(directions, gradients)
 
     def from_row(self, directions, by_layer):
         """The directions, cut, summed over this row of ranks."""

@@ -9,11 +9,11 @@ from mindspore import nn, ops
 
 from thor.curvature.layer import InverseLayer
 from thor.distributed.ranks import Ranks
-from thor.runtime.graph_ops import dot, entry, nested_entry, over, times
+from thor.runtime.graph_ops import dot, entry, nested_entry, over, reshaped, times
 from thor.step.finite_check import summary_of_all
 from thor.step.layer_update import LayerUpdate, Moving
 
-_cast = ops.Cast()
+_cast, _sum = ops.Cast(), ops.ReduceSum()
 TINY = 1e-37  # a normal float32, added to a squared norm that may be zero
 
 
@@ -38,31 +38,34 @@ class Update(LayerUpdate):
         self, inner: nn.Optimizer, layers: Sequence[InverseLayer], clip: float | None, decays: tuple[float, ...],
         clip_each: float | None = None, ranks: Ranks | None = None, graft: bool = False,
     ):  # fmt: skip
-        cells, caches = [layer.direction() for layer in layers], [layer.caches for layer in layers]
-        super().__init__(inner, layers, cells, caches, decays, clip_each, ranks)
+        super().__init__(inner, layers, decays, clip_each, ranks)
         self.clip, self.graft = 0.0 if clip is None else float(clip), graft
         # a direction stays one matrix unless weight and bias are treated separately: sent to other ranks, moved at
         # different rates, or cast to float16, where a direction may overflow that is finite in float32
         float16 = any(layer.weight.dtype == ms.float16 for layer in layers)
         self.by_weight = self.across is not None or float16 or (self.clip > 0 and self.group_rates)
-        two_matrices = [self.by_weight or layer.a.bias_inverse is not None for layer in layers]
-        #: (layer, part) of all matrices of directions, and the index of the learning rate of each
-        self.parts = tuple((i, 0) for i in self.layers)
-        self.parts += tuple((i, 1) for i in self.layers if len(self.weights_at[i]) == 2 and two_matrices[i])
-        self.rates_at = tuple(self.weights_at[i][part] for i, part in self.parts)
+        units = self.layers if self.by_weight else self.groups
+        first = self.layers if self.by_weight else tuple(members[0] for members in self.group_members)
+        two = [len(self.weights_at[i]) == 2 and (self.by_weight or layers[i].a.bias_inverse is not None) for i in first]
+        #: (layer or group, part) of all matrices of directions, and the index of the learning rate of each
+        self.parts = tuple((unit, 0) for unit in units) + tuple((unit, 1) for unit in units if two[unit])
+        self.rates_at = tuple(self.weights_at[first[unit]][part] for unit, part in self.parts)
+        #: number of layers that a matrix of directions holds
+        self.layers_in = tuple(1 if self.by_weight else len(self.group_members[unit]) for unit in units)
 
     def construct(self, loss, gradients):
         """(loss, whether the step was finite and done), for unscaled gradients in the inner optimizer's order."""
         gradients = self.clipped_each(gradients)
         by_layer = over(ops.partial(self.gradients_of, gradients), self.weights_at)
-        matrices = over(self.matrices_of, by_layer, self.layers)
-        directions = over(self._directions, matrices, self.caches_at, self.layers)
+        grouped = self.grouped(by_layer)
+        matrices = over(self.matrices_of, grouped, self.groups)
+        directions = over(self._directions, matrices, self.caches_at, self.groups)
         if self.by_weight:
-            matrices, directions = by_layer, over(self.cut, directions, by_layer, self.layers)
+            matrices, directions = by_layer, self.cut(directions, grouped)
         if self.across is not None:
             directions = self.from_row(directions, by_layer)
         if self.graft:
-            directions = over(self._grafted, directions, matrices)
+            directions = over(_grafted, directions, matrices, self.layers_in)
         others = over(ops.partial(entry, gradients), self.others)
         products = over(ops.partial(self._product, matrices, directions), self.parts)
         total = _cast(loss, ms.float32) + ops.addn(products + over(self.summary, others))
@@ -72,17 +75,12 @@ class Update(LayerUpdate):
         if finite:
             cut = directions
             if not self.by_weight:  # a second cut would leave MindSpore without a direction's shape
-                cut = over(self.cut, directions, by_layer, self.layers)
+                cut = self.cut(directions, grouped)
             loss = self.move(loss, over(ops.partial(nested_entry, cut + (others,)), self.sources))
         return loss, finite
 
-    def _directions(self, matrices, at, i):
-        return self.directions[i](matrices, self.caches_of(at))
-
-    def _grafted(self, directions, gradients):
-        """The directions of a layer, scaled to the norm of its gradients."""
-        own, wanted = ops.addn(over(dot, directions, directions)), ops.addn(over(dot, gradients, gradients))
-        return over(ops.partial(times, ops.sqrt(wanted / (own + TINY))), directions)
+    def _directions(self, matrices, at, group):
+        return self.cells_of_groups[group](matrices, self.caches_of(at))
 
     def _product(self, gradients, directions, place):
         if self.clip > 0:
@@ -100,6 +98,25 @@ class Update(LayerUpdate):
 
     def _share_of_curvature(self, rates, product, at):
         return rates[at] * rates[at] * product
+
+
+def _grafted(directions, gradients, layers):
+    """The directions of so many layers, each scaled to the norm of its gradients."""
+    if layers > 1:
+        of_layer = ops.partial(_squares_by_layer, layers)
+        own, wanted = ops.addn(over(of_layer, directions)), ops.addn(over(of_layer, gradients))
+        return over(ops.partial(_times_by_layer, layers, ops.sqrt(wanted / (own + TINY))), directions)
+    own, wanted = ops.addn(over(dot, directions, directions)), ops.addn(over(dot, gradients, gradients))
+    return over(ops.partial(times, ops.sqrt(wanted / (own + TINY))), directions)
+
+
+def _squares_by_layer(layers, stack):
+    rows = reshaped(stack, (layers, -1))
+    return _sum(rows * rows, 1)
+
+
+def _times_by_layer(layers, factors, stack):
+    return reshaped(reshaped(stack, (layers, -1)) * reshaped(factors, (layers, 1)), stack.shape)
 
 
 class PlainUpdate(Moving):

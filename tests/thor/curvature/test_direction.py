@@ -47,7 +47,7 @@ def test_preconditioning_equals_the_explicit_kronecker_product(case):
     parts = [Tensor(p.astype(np.float32)) for p in (*a_parts, *g_parts)]
     weight = Tensor(matrix.astype(np.float32).reshape(copies * outputs, inputs))
     direction = Direction(form_of(weight, None, copies, parts))
-    (found,) = direction.cut(direction(direction.matrices((weight,)), parts), (weight,))
+    ((found,),) = direction.cut(direction(direction.matrices(((weight,),)), parts), ((weight,),))
     found = found.asnumpy().reshape(copies, outputs, inputs)
     for k in range(copies):
         # A^-1 need not be symmetric here: vec(G X A) = kron(G, A^T) vec(X)
@@ -70,10 +70,10 @@ def identity_caches(copies, rows, columns):
 def test_a_gradient_becomes_a_matrix_per_group_with_the_bias_last():
     weight, bias = RNG.standard_normal((6, 2, 3, 1)), RNG.standard_normal(6)
     tensors = Tensor(weight.astype(np.float32)), Tensor(bias.astype(np.float32))
-    (found,) = Direction(form_of(*tensors, 2, identity_caches(2, 3, 7))).matrices(tensors)
+    (found,) = Direction(form_of(*tensors, 2, identity_caches(2, 3, 7))).matrices((tensors,))
     wanted = np.concatenate([weight.reshape(2, 3, 6), bias.reshape(2, 3, 1)], axis=2)
     np.testing.assert_array_equal(found.asnumpy(), wanted.astype(np.float32))
-    (alone,) = Direction(form_of(tensors[0], None, 2, identity_caches(2, 3, 6))).matrices(tensors[:1])
+    (alone,) = Direction(form_of(tensors[0], None, 2, identity_caches(2, 3, 6))).matrices((tensors[:1],))
     np.testing.assert_array_equal(alone.asnumpy(), found.asnumpy()[:, :, :-1])
 
 
@@ -83,10 +83,10 @@ def test_padding_is_zero_and_cut_off_again(rows, columns):
     bias = Tensor(RNG.standard_normal(6).astype(np.float32))
     caches = identity_caches(2, rows, columns)
     direction = Direction(form_of(weight, bias, 2, caches))
-    (padded,) = direction.matrices((weight, bias))
+    (padded,) = direction.matrices(((weight, bias),))
     assert padded.shape == (2, rows, columns)
     assert not padded.asnumpy()[:, 3:].any()
     assert not padded.asnumpy()[:, :, 7:].any()
     made = direction((padded,), caches)
-    for found, given in zip(direction.cut(made, (weight, bias)), (weight, bias), strict=True):
+    for found, given in zip(direction.cut(made, ((weight, bias),))[0], (weight, bias), strict=True):
         np.testing.assert_array_equal(found.asnumpy(), given.asnumpy())
