@@ -7,7 +7,7 @@ second moment of other directions, so that without a bound it may be many times 
 import mindspore as ms
 import numpy as np
 import pytest
-from mindspore import Tensor
+from mindspore import Parameter, Tensor
 
 import thor
 from models.autoencoder import autoencoder
@@ -23,6 +23,11 @@ BATCH = 1000
 WORST = {6e-3: 40.0, 4e-3: 30.0, 2e-3: 20.0, 1e-3: 15.0}
 
 
+#: Every seed starts at the highest rate, some also at a lower one.
+STARTS = [(6e-3, seed) for seed in range(11, 21)]
+STARTS += [(4e-3, 11), (4e-3, 14), (4e-3, 17), (2e-3, 12), (2e-3, 15), (2e-3, 18), (1e-3, 13), (1e-3, 16), (1e-3, 19)]
+
+
 @pytest.fixture(scope="module")
 def images():
     folder = fashion_mnist.resolve()
@@ -30,19 +35,34 @@ def images():
             for part in ("train", "test")]  # fmt: skip
 
 
-@pytest.mark.parametrize("seed", range(11, 21))
-@pytest.mark.parametrize("rate", WORST)
-def test_one_epoch_ends_well(rate, seed, images):
+@pytest.fixture(scope="module")
+def one_epoch(images):
+    """(rate, seed) -> squared error of a test image after one epoch, with functions that are compiled once."""
     train, test = images
     steps = len(train) // BATCH
-    ms.set_seed(seed)
-    with in_mode(ms.GRAPH_MODE):
-        net = autoencoder()
-        optimizer = thor.THOR(net, lambda step: 0.5 * rate * (1 + np.cos(np.pi * step / steps)))
-        step = thor.TrainStep(net, squared_error, optimizer)
+    highest = [0.0]
+    net = autoencoder()
+    optimizer = thor.THOR(net, lambda step: 0.5 * highest[0] * (1 + np.cos(np.pi * step / steps)))
+    first_state = {each["name"]: Parameter(each["data"], name=each["name"]) for each in optimizer.state()}
+    step = thor.TrainStep(net, squared_error, optimizer)
+
+    def run(rate, seed):
+        highest[0] = rate
+        ms.set_seed(seed)
+        for own, fresh in zip(net.get_parameters(), autoencoder().get_parameters(), strict=True):
+            own.set_data(fresh.value())
+        optimizer.load(first_state)
         order = np.random.default_rng(seed).permutation(len(train))
         for part in order.reshape(steps, BATCH):
             batch = Tensor(train[part])
             step(batch, batch)
         found = net(Tensor(test)).asnumpy()
-    assert ((found - test) ** 2).sum(1).mean() < WORST[rate]
+        return ((found - test) ** 2).sum(1).mean()
+
+    with in_mode(ms.GRAPH_MODE):
+        yield run
+
+
+@pytest.mark.parametrize(("rate", "seed"), STARTS)
+def test_one_epoch_ends_well(rate, seed, one_epoch):
+    assert one_epoch(rate, seed) < WORST[rate]
