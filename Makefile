@@ -21,9 +21,10 @@ train: data ## train a small network with THOR, then with Momentum; table, curve
 test: $(DEV) data ## run the tests, but for the slow ones
 	$(PYTHON) -m pytest -n 2 --dist loadfile -m "not slow"
 
-# One at a time: most of them start several processes, and what hangs is told from what waits by seconds.
+# Jobs one at a time: they start several processes, and what hangs is told from what waits by seconds.
 test-slow: $(DEV) data ## run the tests that start jobs of several processes, or train for minutes
-	$(PYTHON) -m pytest -m slow
+	$(PYTHON) -m pytest -n 2 --dist loadfile -m "slow and not jobs"
+	$(PYTHON) -m pytest -m "slow and jobs"
 
 fuzz: $(DEV) ## spoil files of every kind, 2000 times each: what is read, refused, not survived (5 minutes)
 	$(PYTHON) -m tests.fuzz.figures 2000

@@ -6,7 +6,7 @@ import pytest
 from tests.first_order import parallel_worker
 from tests.support.msrun import run_job
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.jobs]
 
 
 def test_two_processes_train_as_one(tmp_path):

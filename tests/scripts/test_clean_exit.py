@@ -9,7 +9,7 @@ from scripts.settings.yaml_config import save_config
 from tests.support.paths import ROOT
 from tests.support.tiny_runs import tiny_settings
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.jobs]
 
 
 def stderr_of(program, *arguments, folder):

@@ -19,7 +19,7 @@ from tests.scripts.training.test_killed import KILLED
 from tests.scripts.training.test_loop import quiet
 from tests.support.paths import ROOT
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.jobs]
 
 
 def test_photographs_are_learnt_by_heart_across_a_kill(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 from tests.support.paths import ROOT
 from thor.simulation.network import COLLECTIVES, Network
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.jobs]
 
 
 def bench(*arguments):

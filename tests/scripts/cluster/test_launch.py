@@ -26,7 +26,7 @@ from tests.support.tiny_runs import tiny_settings
 from tests.support.waiting import wait_until
 from thor.runtime.errors import UserError
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.jobs]
 
 #: each rank holds the inverses of some layers
 SHARED = {"learning_rate": 0.01, "damping": 1.0, "clip": 1.0, "interval": 4, "block_size": 16}

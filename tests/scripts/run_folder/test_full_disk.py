@@ -24,7 +24,7 @@ from tests.support.paths import ROOT
 from tests.support.tiny_runs import tiny_settings
 from thor.runtime.errors import UserError
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.jobs]
 
 # Trains; as soon as a step is done, no file may grow beyond some bytes.
 LIMITED = """

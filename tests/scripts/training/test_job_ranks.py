@@ -18,7 +18,7 @@ from tests.support.tiny_runs import tiny_settings
 from thor.distributed import ranks as ranks
 from thor.runtime.errors import UserError
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.jobs]
 
 
 def test_the_environment_announces_a_job():

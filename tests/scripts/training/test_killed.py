@@ -24,7 +24,7 @@ from tests.scripts.training.test_loop import last_tensors, quiet, without_times
 from tests.support.paths import ROOT
 from tests.support.tiny_runs import tiny_settings
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.jobs]
 
 # Trains, and kills itself: while a step or an evaluation is under way, or in the middle of writing a checkpoint.
 KILLED = """

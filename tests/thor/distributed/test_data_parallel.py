@@ -9,7 +9,7 @@ from tests.support.msrun import run_job
 from tests.support.networks import Mlp
 from tests.thor.distributed import parallel_worker
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.jobs]
 
 TWO, FOUR = parallel_worker.OF_RANKS[2], parallel_worker.OF_RANKS[4]
 # float32 sums in another order, through 30 steps
