@@ -19,11 +19,12 @@ from dataclasses import dataclass
 import mindspore as ms
 from mindspore import nn, ops
 
-from thor.runtime.graph_ops import constant, over, reshaped, swapped
+from thor.runtime.graph_ops import constant, over, reshaped, shared, swapped
+from thor.runtime.stack import Stack
 
 #: Multiplies [c, n, ...] without reshaping the inverse: a reshaped Parameter would be copied at each step.
 _product = ops.BatchMatMul()
-_cast, _slice, _stack, _behind, _below = ops.Cast(), ops.Slice(), ops.Concat(0), ops.Concat(2), ops.Concat(1)
+_cast, _slice, _behind, _below = ops.Cast(), ops.Slice(), ops.Concat(2), ops.Concat(1)
 
 
 def left_by_blocks(product, x, blocks):
@@ -124,7 +125,7 @@ class LayerMatrices(nn.Cell):
     def __init__(self, form: Form, layers: int = 1):
         super().__init__(auto_prefix=False)
         self.dtype, self.weight, self.copies, self.positions = form.dtype, form.weight, form.copies, form.positions
-        self.transposed, self.layers, self.all_copies = form.transposed, layers, layers * form.copies
+        self.transposed, self.all_copies = form.transposed, layers * form.copies
         (_, a_count, a_size, _), (_, g_count, g_size, _) = form.columns[0], form.rows[0]
         self.outputs = form.weight[0] // form.copies
         self.inputs = math.prod(form.weight) // form.weight[0]
@@ -132,7 +133,7 @@ class LayerMatrices(nn.Cell):
         self.bias_apart, self.bias_inside = form.bias_apart, form.bias and not form.bias_apart
         self.more_columns = self.columns - self.inputs - self.bias_inside
         self.more_rows = self.rows - self.outputs
-        self.apart = ops.Split(0, layers)
+        self.stack = shared(Stack, layers)
         #: True if nothing is padded, reordered or stacked. A direction then gets the weight's shape where it is
         #: computed: a reshape at the end of a graph would be a copy
         plain = form.positions == 1 and not form.transposed and layers == 1
@@ -141,27 +142,19 @@ class LayerMatrices(nn.Cell):
 
     def matrices(self, gradients):
         """The gradients as float32 matrices [layers c, O', I'], padded with zeros below and on the right."""
-        x = self.stacked(over(self._as_matrix, gradients))
+        x = self.stack.joined(over(self._as_matrix, gradients))
         if self.bias_inside:
-            x = _behind((x, self.stacked(over(self._as_column, gradients))))
+            x = _behind((x, self.stack.joined(over(self._as_column, gradients))))
         if self.more_columns > 0:
             x = _behind((x, constant((self.all_copies, self.outputs, self.more_columns), 0.0)))
         if self.more_rows > 0:
             x = _below((x, constant((self.all_copies, self.more_rows, self.columns), 0.0)))
         if not self.bias_apart:
             return (x,)
-        b = self.stacked(over(self._as_column, gradients))
+        b = self.stack.joined(over(self._as_column, gradients))
         if self.more_rows > 0:
             b = _below((b, constant((self.all_copies, self.more_rows, 1), 0.0)))
         return x, b
-
-    def stacked(self, parts):
-        """Tensors of the layers, one behind the other along their first axis."""
-        return _stack(parts) if self.layers > 1 else parts[0]
-
-    def by_layer(self, x):
-        """The parts of a stack that belong to each layer."""
-        return self.apart(x) if self.layers > 1 else (x,)
 
     def _as_matrix(self, gradients):
         x = _cast(gradients[0], ms.float32)
@@ -179,15 +172,15 @@ class LayerMatrices(nn.Cell):
         x = matrices[0]
         if not self.as_weight and (self.rows > self.outputs or self.columns > self.inputs):
             x = self._window(x, 0, self.inputs)
-        weights = over(self._weight_of, self.by_layer(x))
+        weights = over(self._weight_of, self.stack.apart(x))
         if self.bias_apart:
             b = matrices[1]
             if self.more_rows > 0:
                 b = _slice(b, (0, 0, 0), (self.all_copies, self.outputs, 1))
-            return over(self._with_bias, weights, self.by_layer(b), gradients)
+            return over(self._with_bias, weights, self.stack.apart(b), gradients)
         if self.bias_inside:
             columns = self._window(matrices[0], self.inputs, 1)
-            return over(self._with_bias, weights, self.by_layer(columns), gradients)
+            return over(self._with_bias, weights, self.stack.apart(columns), gradients)
         return over(_alone, weights)
 
     def _window(self, x, first, columns):

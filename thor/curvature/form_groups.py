@@ -55,10 +55,9 @@ class FormGroup:
 def form_groups(layers: Sequence[Layer], together: bool) -> tuple[FormGroup, ...]:
     """The layers in groups: those of one form, if ``together``, else one by one.
 
-    A layer whose caches lie on another rank stays alone, and so does one that has none.
+    A layer whose caches lie on another rank stays alone.
     """
     by_form: dict[object, list[int]] = {}
     for i, layer in enumerate(layers):
-        alone = not together or not layer.held or not layer.caches
-        by_form.setdefault(i if alone else layer.form, []).append(i)
+        by_form.setdefault(layer.form if together and layer.held else i, []).append(i)
     return tuple(FormGroup(tuple(each), [layers[i] for i in each]) for each in by_form.values())

@@ -11,10 +11,12 @@ from first_order.adam import bias_correction, moments_after
 from first_order.tensors import scalar
 from thor.curvature.basis_layer import BasisLayer
 from thor.distributed.ranks import Ranks
-from thor.runtime.graph_ops import entry, nested_entry, over
+from thor.runtime import device
+from thor.runtime.graph_ops import entry, nested_entry, over, shared
+from thor.runtime.stack import Stack
 from thor.step.adam_moments import AdamMoments, largest_step
 from thor.step.finite_check import summary_of_all
-from thor.step.layer_update import LayerUpdate
+from thor.step.layer_update import LayerUpdate, places_in
 
 _cast = ops.Cast()
 
@@ -33,16 +35,23 @@ class EigenUpdate(LayerUpdate):
         ranks: Ranks | None = None,
     ):  # fmt: skip
         super().__init__(inner, layers, decays, clip_each, ranks)
-        self.held = tuple(layer.held for layer in layers)
-        #: the moments of the layers, then those of the other weights, whose places are ``plain``
+        #: the moments of the layers, then those of the other weights
         self.first = ParameterTuple([layer.first for layer in layers] + moments.first)
         self.second = ParameterTuple([layer.second for layer in layers] + moments.second)
-        self.plain = tuple(range(len(layers), len(self.first)))
         self.steps = moments.steps
         self.beta1, self.beta2, self.epsilon = beta1, beta2, epsilon
-        self.factors = tuple(rate_factor if layer.caches else 1.0 for layer in layers)
+        first_of = [layers[members[0]] for members in self.group_members]  # a group has layers of one kind
+        self.held = tuple(layer.held for layer in first_of)
+        self.factors = tuple(rate_factor if layer.caches else 1.0 for layer in first_of)
         limit = largest_step(beta1, beta2)
         self.limits, self.limited = tuple(limit * factor for factor in self.factors), limit < float("inf")
+        #: the other weights by shape, whose moments are stacked as those of a group of layers are
+        self.others_by_shape = _by_shape([p.shape for p in moments.first], device.groups_layers())
+        self.other_units = tuple(range(len(self.groups), len(self.groups) + len(self.others_by_shape)))
+        self.other_place = places_in(self.others_by_shape)
+        #: the indices of the moments of each unit: a group of layers, or other weights of one shape
+        self.members = self.group_members + tuple(tuple(len(layers) + k for k in unit) for unit in self.others_by_shape)
+        self.stacks = nn.CellList([shared(Stack, len(members)) for members in self.members])
         self.summary_of_all = summary_of_all()
 
     def construct(self, loss, gradients):
@@ -58,55 +67,85 @@ class EigenUpdate(LayerUpdate):
         if finite:
             if self.across is None:
                 found, directions, plain = self._steps(by_layer, others)
-            over(self._store, found + plain, self.layers + self.plain)
+            over(self._store, found + plain, self.groups + self.other_units)
             ops.assign(self.steps, self.steps + 1)
-            moves = directions + (over(_step_of, plain) if self.plain else (),)
+            moves = directions + (self._steps_of_others(plain) if self.other_units else (),)
             loss = self.move(loss, over(ops.partial(nested_entry, moves), self.sources))
         return loss, finite
 
     def _steps(self, by_layer, others):
-        """(moments and step in the basis of each layer, directions of each layer, moments and step of other weights).
+        """What Adam makes of each group of layers, the directions of each layer, what Adam makes of other weights.
 
-        Moments and step are (first, second, step).
+        Adam makes stacks (first moment, second moment, step); those of layers are in their bases.
         """
         beta1, beta2 = scalar(self.beta1, ms.float32), scalar(self.beta2, ms.float32)
         correction = bias_correction(self.steps + 1, beta1, beta2, ms.float32)
         grouped = self.grouped(by_layer)
-        turned = self.by_layer(over(self._turned, grouped, self.caches_at, self.groups))
-        found = over(ops.partial(self._step_in_basis, correction), turned, self.layers)
-        steps = self.grouped(over(_step_of, found))
-        directions = self.cut(over(self._turned_back, steps, self.caches_at, self.groups), grouped)
-        plain = over(ops.partial(self._step, correction), others, self.plain) if self.plain else ()
+        turned = over(self._turned, grouped, self.caches_at, self.groups)
+        found = over(ops.partial(self._step_in_basis, correction), turned, self.groups)
+        directions = self.cut(over(self._turned_back, found, self.caches_at, self.groups), grouped)
+        plain = ()
+        if self.other_units:
+            stacks = over(ops.partial(self._others_of_unit, others), self.others_by_shape, self.other_units)
+            plain = over(ops.partial(self._step, correction), stacks, self.other_units)
         return found, directions, plain
 
     def _turned(self, gradients, at, group):
         """The gradients of a group's layers in their bases."""
         cell = self.cells_of_groups[group]
-        return cell.by_layer(cell(cell.matrices(gradients)[0], self.caches_of(at)))
+        return cell(cell.matrices(gradients)[0], self.caches_of(at))
 
-    def _turned_back(self, steps, at, group):
+    def _turned_back(self, found, at, group):
         """The steps of a group's layers, turned back, as matrices."""
-        cell = self.cells_of_groups[group]
-        return (cell.back(cell.stacked(steps), self.caches_of(at)),)
+        return (self.cells_of_groups[group].back(found[2], self.caches_of(at)),)
 
-    def _step_in_basis(self, correction, turned, i):
-        if not self.held[i]:
+    def _others_of_unit(self, others, at, unit):
+        return self.stacks[unit].joined(over(ops.partial(_entry_as_float32, others), at))
+
+    def _step_in_basis(self, correction, turned, group):
+        if not self.held[group]:
+            i = self.members[group][0]
             return self.first[i], self.second[i], ops.zeros_like(turned)
-        first, second, step = self._step(correction * self.factors[i], turned, i)
+        first, second, step = self._step(correction * self.factors[group], turned, group)
         if self.limited:
-            step = ops.clamp(step, -self.limits[i], self.limits[i])
+            step = ops.clamp(step, -self.limits[group], self.limits[group])
         return first, second, step
 
-    def _step(self, correction, gradient, i):
+    def _step(self, correction, gradient, unit):
         """Adam's moments after a step, and the step: correction * m / (sqrt(v) + epsilon)."""
-        gradient = _cast(gradient, ms.float32)
-        first, second = moments_after(self.first[i], self.second[i], gradient, self.beta1, self.beta2)
+        stack, members = self.stacks[unit], self.members[unit]
+        first = stack.joined(over(ops.partial(entry, self.first), members))
+        second = stack.joined(over(ops.partial(entry, self.second), members))
+        first, second = moments_after(first, second, gradient, self.beta1, self.beta2)
         return first, second, correction * (first / (ops.sqrt(second) + self.epsilon))
 
-    def _store(self, found, i):
-        ops.assign(self.first[i], found[0])
-        return ops.assign(self.second[i], found[1])
+    def _steps_of_others(self, plain):
+        """The step of each other weight."""
+        by_unit = over(self._apart, plain, self.other_units)
+        return over(ops.partial(nested_entry, by_unit), self.other_place)
+
+    def _apart(self, found, unit):
+        return self.stacks[unit].apart(found[2])
+
+    def _store(self, found, unit):
+        stack, members = self.stacks[unit], self.members[unit]
+        over(self._store_first, stack.apart(found[0]), members)
+        return over(self._store_second, stack.apart(found[1]), members)
+
+    def _store_first(self, value, i):
+        return ops.assign(self.first[i], value)
+
+    def _store_second(self, value, i):
+        return ops.assign(self.second[i], value)
 
 
-def _step_of(found):
-    return found[2]
+def _entry_as_float32(values, index):
+    return _cast(values[index], ms.float32)
+
+
+def _by_shape(shapes: Sequence[tuple[int, ...]], together: bool) -> tuple[tuple[int, ...], ...]:
+    """The indices of equal shapes, if ``together``, else one by one; a number has no axis to be stacked along."""
+    found: dict[object, list[int]] = {}
+    for i, shape in enumerate(shapes):
+        found.setdefault(tuple(shape) if together and shape else i, []).append(i)
+    return tuple(tuple(each) for each in found.values())

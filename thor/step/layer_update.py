@@ -109,10 +109,7 @@ class LayerUpdate(Moving):
         groups = form_groups(layers, device.groups_layers())
         self.groups, self.group_members = tuple(range(len(groups))), tuple(group.indices for group in groups)
         #: (group, place in it) of each layer
-        self.place_of = tuple(
-            next((at, members.index(i)) for at, members in enumerate(self.group_members) if i in members)
-            for i in self.layers
-        )
+        self.place_of = places_in(self.group_members)
         ends = np.cumsum([len(group.caches) for group in groups]).tolist()
         self.caches_at = tuple(
             tuple(range(end - len(group.caches), end)) for end, group in zip(ends, groups, strict=True)
@@ -185,6 +182,12 @@ class LayerUpdate(Moving):
 def _parts_of(layer: int, places: Sequence[WeightPlace]) -> list[tuple[int, int]]:
     """(part, index of the weight) of each weight of one captured layer."""
     return [(place.part, at) for at, place in enumerate(places) if place.layer == layer]
+
+
+def places_in(groups: Sequence[Sequence[int]]) -> tuple[tuple[int, int], ...]:
+    """(group, place in the group) of 0, 1, 2 and so on, which are distributed over groups."""
+    place = {i: (at, index) for at, members in enumerate(groups) for index, i in enumerate(members)}
+    return tuple(place[i] for i in range(len(place)))
 
 
 def places_behind(count: int, frozen: Sequence[int]) -> tuple[int, ...]:
