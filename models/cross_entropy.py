@@ -13,7 +13,7 @@ class CrossEntropy(nn.Cell):
 
     The result equals ``nn.CrossEntropyLoss()`` up to rounding. On a CPU, the operators of ``nn.CrossEntropyLoss``
     broadcast a column against the scores, and each of them keeps two 8-byte indices per score as long as its graph
-    exists (docs/speed.md).
+    exists (docs/dev/performance-log.md).
     """
 
     def __init__(self) -> None:

@@ -28,4 +28,6 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Rewrite links to the README as links to the page made of it."""
-    return markdown.replace("](../README.md", f"]({PAGES['README.md']}")
+    for up in ("../../", "../"):
+        markdown = markdown.replace(f"]({up}README.md", f"]({up.removeprefix('../')}{PAGES['README.md']}")
+    return markdown

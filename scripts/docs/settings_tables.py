@@ -1,4 +1,4 @@
-"""Writes the tables of docs/training.md: every setting, as described in scripts/settings.
+"""Writes the tables of docs/reference/settings.md: every setting, as described in scripts/settings.
 
     python scripts/docs/settings_tables.py            # run it after settings have changed
     python scripts/docs/settings_tables.py --check    # status 1 if the page has to be written anew
@@ -27,7 +27,7 @@ from scripts.settings.optimizer_sections import OPTIMIZER_SECTIONS  # noqa: E402
 from scripts.settings.schedule_settings import Schedule  # noqa: E402
 from scripts.settings.train_settings import Interval, Refresh, TrainSettings  # noqa: E402
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "training.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "settings.md"
 MARK = "<!-- What follows is written by scripts/docs/settings_tables.py. -->"
 #: Blocks that may be given by the value of one setting: the name of this setting, and its description.
 SHORT: dict[type[BaseModel], tuple[str, str]] = {

@@ -245,7 +245,7 @@ def _unknown_key(name: str, optimizer: str) -> str:
     near = near or _in_other_sections(wanted, optimizer) or _similar(parent, last, known, optimizer)
     if near:
         return f"unknown key {name}: did you mean {near}?"
-    hint = f"known are {', '.join(known)}" if parent else "docs/training.md lists all settings"
+    hint = f"known are {', '.join(known)}" if parent else "docs/reference/settings.md lists all settings"
     return f"unknown key {name}: {hint}"
 
 

@@ -1,4 +1,4 @@
-"""What THOR does where nothing is said: the defaults of docs/thor.md's table, and the clock of the factors."""
+"""What THOR does where nothing is said: the defaults of docs/reference/thor.md's table, and the clock of the factors."""
 
 import inspect
 import re
@@ -9,7 +9,7 @@ import thor
 from tests.support.networks import Mlp
 from tests.support.paths import ROOT
 
-PAGE = (ROOT / "docs" / "thor.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "reference" / "thor.md").read_text(encoding="utf-8")
 
 
 def rows():

@@ -128,7 +128,7 @@ def identity_of(size):
     """The identity [size, size] in float32.
 
     ``ops.eye`` is unsafe on a GPU: its kernel clears the matrix on one stream and writes the ones on another, so that
-    the ones may be cleared as well (docs/results.md, "On a GPU").
+    the ones may be cleared as well (docs/results/gpu.md).
     """
     rows = ops.arange(size)
     return (rows.expand_dims(-1) == rows).astype(ms.float32)

@@ -48,7 +48,8 @@ _CAPS_BELOW_AVX512 = {"SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2"}
 _CAP_VARIABLES = ("DNNL_MAX_CPU_ISA", "ONEDNN_MAX_CPU_ISA")
 _AVX512_BIT = 0x20  # of oneDNN's dnnl_cpu_isa_t: set in avx512_core and every later instruction set
 
-#: Switches on MindSpore's compile cache, which tells graphs apart only by source files and order (docs/speed.md).
+#: Switches on MindSpore's compile cache, which tells graphs apart only by source files and order
+#: (docs/dev/performance-log.md).
 CACHE_VARIABLE = "MS_COMPILER_CACHE_ENABLE"
 
 

@@ -1,7 +1,7 @@
 """Operations that MindSpore compiles quickly, in place of Python idioms that it compiles slowly.
 
 The compiler copies a tuple that grows by ``+=`` at every turn of the loop, takes even longer for a comprehension, and
-interprets the Python source of ``ops.split`` with sizes at every use (docs/speed.md).
+interprets the Python source of ``ops.split`` with sizes at every use (docs/dev/performance-log.md).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def swapped(x: Any, outer: int, first: int, second: int, each: int) -> Any:
     """Swap two axes: x, read as [outer, first, second, each], becomes [outer, second, first, each].
 
     The rows are gathered, because MindSpore's Transpose on a CPU is slower and keeps an index of every *entry*, larger
-    than the tensor itself, for as long as its graph lives (docs/speed.md).
+    than the tensor itself, for as long as its graph lives (docs/dev/performance-log.md).
     """
     order = _order_of_rows(outer, first, second)
     return reshaped(_gather(reshaped(x, (-1, each)), order, 0), (outer, second, first, each))

@@ -1,7 +1,7 @@
 """The finite check of compiled graphs: one kernel per tensor gives a number that is not finite if an entry is not.
 
     sum of x^2 / 2    MindSpore's L2Loss: faster than a sum on a CPU, to a few digits; very slow on a GPU
-    sum of x          ReduceSum (docs/speed.md compares the two)
+    sum of x          ReduceSum (docs/dev/performance-log.md compares the two)
 
 Numbers whose squares, or whose sum, overflow float32 count as not finite.
 """
@@ -67,7 +67,7 @@ def in_one_thread(loss):
     """The loss, unchanged, behind a branch that is only for speed.
 
     MindSpore's CPU runtime runs the kernels of a graph without a branch in several threads, where matrix products slow
-    each other down (docs/speed.md).
+    each other down (docs/dev/performance-log.md).
     """
     if ops.isfinite(loss):
         loss = loss + 0.0 * loss

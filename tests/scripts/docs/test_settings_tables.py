@@ -1,4 +1,4 @@
-"""docs/training.md: its tables are those of the settings, and its example of a network of one's own trains."""
+"""docs/reference/settings.md has the settings of today, and the networks of docs/guides/command-line.md train."""
 
 import re
 import shlex
@@ -8,9 +8,11 @@ import pytest
 from scripts import train
 from scripts.docs import settings_tables
 from scripts.run_folder.metrics_recorder import read_metrics
+from tests.support.paths import ROOT
 from tests.support.tiny_runs import write_set
 
 PAGE = settings_tables.PAGE.read_text(encoding="utf-8")
+GUIDE = (ROOT / "docs" / "guides" / "command-line.md").read_text(encoding="utf-8")
 
 
 def test_the_page_has_the_settings_of_today():
@@ -34,8 +36,8 @@ def test_what_a_line_says(key, row):
 
 
 def test_help_and_a_check_write_nothing(tmp_path, monkeypatch, capsys):
-    page = tmp_path / "training.md"
-    page.write_text(f"# Training\n{settings_tables.MARK}\nold")
+    page = tmp_path / "settings.md"
+    page.write_text(f"# Settings\n{settings_tables.MARK}\nold")
     monkeypatch.setattr(settings_tables, "PAGE", page)
     for arguments, status in ((["--help"], 0), (["--chek"], 2)):
         with pytest.raises(SystemExit) as caught:
@@ -48,16 +50,16 @@ def test_help_and_a_check_write_nothing(tmp_path, monkeypatch, capsys):
 
 
 def test_a_page_without_the_mark_is_refused():
-    with pytest.raises(ValueError, match=r"training\.md: the line '<!-- .*' is missing: set it where the tables begin"):
-        settings_tables.renewed("# Training\n")
+    with pytest.raises(ValueError, match=r"settings\.md: the line '<!-- .*' is missing: set it where the tables begin"):
+        settings_tables.renewed("# Settings\n")
 
 
 @pytest.mark.parametrize("network", ["Mlp", "WordPairs"])
 def test_the_networks_of_the_page_train_as_it_says(network, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    (tmp_path / "mynet.py").write_text(re.search(r"```python\n(.*?)```", PAGE, re.DOTALL)[1])
-    command = re.search(rf"^python scripts/train\.py (--network mynet:{network} .*)$", PAGE, re.MULTILINE)[1]
+    (tmp_path / "mynet.py").write_text(re.search(r"```python\n(.*?)```", GUIDE, re.DOTALL)[1])
+    command = re.search(rf"^python scripts/train\.py (--network mynet:{network} .*)$", GUIDE, re.MULTILINE)[1]
     if network == "Mlp":
         small = ["--data.folder", str(write_set(tmp_path / "images"))]
     else:

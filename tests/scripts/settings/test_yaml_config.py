@@ -76,7 +76,7 @@ def test_the_trace_rule_is_what_the_settings_say(value, rule):
         (["--data.fold", "x"], "unknown key data.fold: did you mean data.folder?"),
         (["--fold", "x"], "unknown key fold: did you mean data.folder?"),
         (["--dataset", "x"], "unknown key dataset: did you mean data.name?"),
-        (["--zzz", "1"], "unknown key zzz: docs/training.md lists all settings"),
+        (["--zzz", "1"], "unknown key zzz: docs/reference/settings.md lists all settings"),
         (["--momentum", "0.9"], "momentum = 0.9: must be a block of settings (key: value); or set thor.momentum"),
         (["--thor.refresh.foo", "1"], "unknown key thor.refresh.foo: known are preset, update, stop, start"),
         (["--epochs", "two"], "epochs = 'two': must be a valid integer"),

@@ -25,7 +25,7 @@ MEMORY_BANDWIDTH = 1.2e12
 INVERSE_OF_ONE, HOP, SHORTEST_KERNEL = 100e-6, 10e-6, 5e-6
 # Assumed: preconditioning a layer is six kernels (into blocks, cast, two products, cast, back), each reading and
 # writing the gradient in float32; products reach half the peak; gathering factors takes as many first-order steps as
-# ResNet-20's did on a CPU (docs/speed.md: 1.82 - 1.02).
+# ResNet-20's did on a CPU (docs/dev/performance-log.md: 1.82 - 1.02).
 KERNELS, REACHED, FACTOR_STEPS = 6, 0.5, 0.80
 
 
