@@ -1,4 +1,4 @@
-"""What THOR does where nothing is said: the defaults of docs/reference/thor.md's table, and the clock of the factors."""
+"""What THOR does where nothing is said: the defaults of docs/reference/thor.md's table, and the clock of factors."""
 
 import inspect
 import re

@@ -27,7 +27,7 @@ from thor.simulation.workload import LayerLoad, layer_loads
 
 USUAL_SHARES = (0.5, 0.125)  # of the ranks, which hold a layer's inverses
 #: What gathering factors adds to a step, in first-order steps: ResNet-20's curvature step (1.82) less its plain step
-#: (1.02), on a CPU (docs/dev/performance-log.md, "What a step costs"). On other devices an assumption: give --factor-ms.
+#: (1.02), on a CPU (docs/dev/performance-log.md). On other devices an assumption: give --factor-ms.
 FACTOR_SHARE = 0.80
 #: What preconditioning adds, as a share of a first-order step: ResNet-20's plain step there (1.02). Give
 #: --precondition-ms where it is known.
