@@ -1,7 +1,4 @@
-"""A GAN: two networks in one wrapper, each with an optimizer of its own, in a loop of one's own.
-
-Run it with  python examples/gan.py
-"""
+"""A GAN: one wrapper, an optimizer for each network, a loop of one's own. Run it with `python examples/gan.py`."""
 
 import mindspore as ms
 import numpy as np
@@ -51,8 +48,7 @@ def main(steps: int = 300) -> tuple[float, float]:
         real = Tensor(np.stack([np.cos(angle), np.sin(angle)], 1).astype(np.float32))
         loss, gradients = judge(real, noise())
         judges(gradients)
-        _, gradients = make(noise())
-        makes(gradients)
+        makes(make(noise())[1])
         if step % 50 == 0:
             print(f"step {step:3d}  critic's loss {float(loss):.3f}  distance from the circle {distance():.3f}")
     return before, distance()
