@@ -6,6 +6,7 @@ to be read again, and stands at the lines it has on the page, so that a tracebac
 
 import re
 import runpy
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -14,15 +15,20 @@ import mindspore as ms
 import numpy as np
 import pytest
 import yaml
-from mindspore import Tensor, nn
+from mindspore import nn
 
-from scripts.docs import readme_hook
+import thor
+from scripts import train
+from scripts.docs import repository_pages
 from tests.support.markdown import take_apart
 from tests.support.paths import ROOT
 
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
 README = ROOT / "README.md"
+README_TEXT = README.read_text(encoding="utf-8")
+#: headings of the results page, in the order of the README's table
+TASKS = ("The autoencoder", "ResNet-8, batch 128", "ResNet-8, batch 1024", "The language model")
 
 
 def blocks(page: Path) -> list[str]:
@@ -45,46 +51,89 @@ def run(program: str, path: Path, names: dict | None = None) -> dict:
     return runpy.run_path(str(path), init_globals=names, run_name=path.stem)
 
 
+def name_of(page: Path) -> str:
+    """The page's path, from the repository's root."""
+    return str(page.relative_to(ROOT))
+
+
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path, monkeypatch):
     """Pages write checkpoints into the working folder."""
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=name_of)
 def test_the_blocks_of_a_page_run_in_order(page, tmp_path):
     run(merged(blocks(page)), tmp_path / f"page_{page.stem}.py")
 
 
-def batch(shape, classes=10):
-    """(x, y) of eight examples."""
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(8, *shape)).astype(np.float32)
-    return Tensor(x), Tensor(rng.integers(0, classes, 8).astype(np.int32))
+# -- the README --------------------------------------------------------------------------------------------------------
 
 
-def test_the_first_example_of_the_readme(tmp_path, monkeypatch):
-    """It trains on ``batches`` and a ``dataset`` of one's own; here also with a smaller network than LeNet."""
-    monkeypatch.setattr("models.lenet.lenet5", lambda: nn.SequentialCell(nn.Flatten(), nn.Dense(9, 10)))
-    x, y = batch((1, 3, 3))
-    data = ms.dataset.NumpySlicesDataset({"x": x.asnumpy(), "y": y.asnumpy()}, shuffle=False).batch(8)
-    after = run(blocks(README)[0], tmp_path / "readme_thor.py", {"batches": [(x, y)] * 2, "dataset": data})
-    assert after["optimizer"].step == 7  # two, and five epochs of one
+NUMBER = re.compile(r"\d+\.\d+|\d+")
 
 
-def test_the_first_order_example_of_the_readme(tmp_path):
-    """It optimizes a ``net`` by ``loss_of``, and hands its state to PyTorch."""
-    import torch
+def test_the_quickstart_of_the_readme_prints_what_stands_below_it(tmp_path, capsys):
+    (block,) = blocks(README)
+    (output,) = [each.lines[1:-1] for each in take_apart(README)[0] if each.language == "text"]
+    after = run(block, tmp_path / "readme_quickstart.py")
+    printed = capsys.readouterr().out.splitlines()
+    assert [NUMBER.sub("", line) for line in printed] == [NUMBER.sub("", line) for line in output]
+    found, told = ([float(n) for line in lines for n in NUMBER.findall(line)] for lines in (printed, output))
+    np.testing.assert_allclose(found, told, rtol=0.1, atol=0.02)
+    assert len(told) == 8 and after["optimizer"].step == 61
 
-    net, loss_fn = nn.Dense(5, 3), nn.CrossEntropyLoss()
 
-    def loss_of(x, y):
-        return loss_fn(net(x), y)
+def test_what_replaces_another_optimizer_in_the_readme_is_made_and_steps():
+    """The table's second column, with the names that its first column has."""
+    rows = [line.split("|")[2] for line in prose(README).splitlines() if re.match(r"\| .*`.*`.* \| `", line)]
+    calls = [re.findall(r"`([^`]+)`", row)[0] for row in rows if "thor.THOR(" in row or "thor.TrainStep(" in row]
+    assert len(calls) == 3
+    loss_fn, lr = nn.CrossEntropyLoss(), 0.01
+    x, y = np.ones((4, 5), np.float32), np.zeros(4, np.int32)
+    for call in calls:
+        net = nn.Dense(5, 3)
+        names = {"thor": thor, "ms": ms, "net": net, "lr": lr, "loss_fn": loss_fn}
+        if "TrainStep" in call:
+            names["optimizer"] = thor.THOR(net, lr)
+        made = eval(call, names)
+        if isinstance(made, ms.Model):
+            made.train(1, ms.dataset.NumpySlicesDataset({"x": x, "y": y}).batch(4), dataset_sink_mode=False)
+        else:
+            assert np.isfinite(float(thor.TrainStep(net, loss_fn, made)(x, y)))
 
-    names = {"net": net, "loss_of": loss_of, "batches": [batch((5,), 3)] * 2, "torch": torch}
-    after = run(blocks(README)[1], tmp_path / "readme_first_order.py", names)
-    assert after["state"]["state"][0]["step"] == 2
-    assert len(blocks(README)) == 2
+
+@pytest.mark.parametrize("config", ["quickstart_thor", "resnet50_imagenet_thor_ascend"])
+def test_the_commands_of_the_readme_are_taken(config, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    (line,) = re.findall(rf"^python scripts/train\.py (--config scripts/config/{config}\.yaml.*)$", README_TEXT, re.M)
+    arguments = [each for each in shlex.split(line) if each != "--dry-run"]
+    status = train.main([*arguments, "--dry-run"])
+    shown = capsys.readouterr()
+    assert status == (2 if "MISSING HERE" in shown.out + shown.err else 0)
+
+
+def test_the_readme_is_short_and_says_where_it_ran_at_once():
+    lines = README_TEXT.splitlines()
+    assert len(lines) <= 180
+    assert any("Ascend" in line and "never" in line for line in lines[:20])
+    pictures = re.findall(r"^!\[", README_TEXT, flags=re.MULTILINE)
+    results = README_TEXT.split("## Results")[1].split("\n## ")[0]
+    assert len(pictures) == 1 and results.count("\n|---") == 1 and len(re.findall(r"^- ", results, re.MULTILINE)) == 3
+
+
+def test_the_numbers_of_the_readme_are_those_of_the_results():
+    table = README_TEXT.split("| task |")[1].split("\n\n")[0]
+    rows = [re.findall(r"(?<![\w-])\d+\.\d+", row) for row in table.splitlines()[2:]]
+    page = (DOCS / "results" / "convergence.md").read_text(encoding="utf-8")
+    sections = [page.split(f"\n## {head}\n")[1].split("\n## ")[0] for head in TASKS]
+    assert len(rows) == len(TASKS)
+    for (best, own, epochs, seconds), section in zip(rows, sections, strict=True):
+        (line,) = [line for line in section.splitlines() if line.startswith("| THOR |")][:1]
+        cells = [cell.strip() for cell in line.split("|")[2:]]
+        assert float(cells[0].split(" ±")[0]) == pytest.approx(float(own), abs=0.006)
+        assert f"({epochs})" in cells[1] and f"({seconds})" in cells[3]
+        assert best in section.split("\n| ")[0]
 
 
 # -- the site ----------------------------------------------------------------------------------------------------------
@@ -99,7 +148,8 @@ def pages_of(nav) -> list[str]:
 
 def test_the_navigation_names_exactly_the_pages_there_are():
     named = pages_of(yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"])
-    assert sorted(named) == sorted([str(page.relative_to(DOCS)) for page in PAGES] + list(readme_hook.PAGES.values()))
+    made = list(repository_pages.PAGES.values())
+    assert sorted(named) == sorted([str(page.relative_to(DOCS)) for page in PAGES] + made)
     assert named[0] == "index.md"
 
 
@@ -114,7 +164,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", head.lower()).strip().replace(" ", "-") for head in heads}
 
 
-@pytest.mark.parametrize("page", [*PAGES, README], ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [*PAGES, README], ids=name_of)
 def test_links_and_pictures_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
         if target.startswith("https://"):
@@ -136,11 +186,13 @@ def test_every_picture_is_shown():
 def test_the_site_builds_and_needs_no_network(tmp_path):
     site = tmp_path / "site"
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--config-file", str(ROOT / "mkdocs.yml")]
-    result = subprocess.run([*command, "--site-dir", str(site)], capture_output=True, text=True, timeout=120)
+    result = subprocess.run([*command, "--site-dir", str(site)], capture_output=True, text=True, timeout=120, cwd=ROOT)
     assert result.returncode == 0, result.stdout + result.stderr
-    for page in [*(page.relative_to(DOCS) for page in PAGES), *map(Path, readme_hook.PAGES.values())]:
+    own = [page.relative_to(DOCS) for page in PAGES]
+    for page in [*own, *map(Path, repository_pages.PAGES.values())]:
         html = (site / page).with_suffix(".html")
         text = html.read_text(encoding="utf-8")
         assert not re.search(r'<(script|img)[^>]* src="(https?:)?//|<link[^>]* href="(https?:)?//', text), page.name
         pictures = re.findall(r'<img[^>]* src="([^"]+)"', text)
         assert all((html.parent / picture).is_file() for picture in pictures), page.name
+    assert (site / "search" / "search_index.js").stat().st_size > 100_000  # what a search reads without a server
