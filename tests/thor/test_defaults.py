@@ -8,6 +8,7 @@ import pytest
 import thor
 from tests.support.networks import Mlp
 from tests.support.paths import ROOT
+from thor.settings.kinds import DEFAULTS, WITHOUT_DAMPING
 
 PAGE = (ROOT / "docs" / "reference" / "thor.md").read_text(encoding="utf-8")
 
@@ -31,6 +32,26 @@ def test_the_table_has_the_defaults_of_the_signature():
         values = eval(f"[{defaults.replace('`', '')}]", {"TraceRule": thor.TraceRule})
         assert [parameters[name].default for name in names] == values, names
     assert told == set(parameters)
+
+
+def test_the_guide_to_tuning_has_the_defaults_of_the_code():
+    """Its table of clocks, a column for eigenbases, inverses without a damping, and inverses with one."""
+    page = (ROOT / "docs" / "guides" / "tuning.md").read_text(encoding="utf-8")
+    table = page.split("| setting | in eigenbases |")[1].split("\n\n")[0].splitlines()[2:]
+    told = {re.findall(r"`(\w+)`", row.split("|")[1])[0]: row.split("|")[2:5] for row in table}
+    inverse = DEFAULTS["inverse"]
+    columns = [DEFAULTS["eigenbasis"], inverse | WITHOUT_DAMPING, inverse]
+    for name in ("interval", "factor_decay"):
+        cells, before = [], ""
+        for cell in told[name]:
+            before = before if "the same" in cell else cell.strip(" `")
+            cells.append(eval(before, {"GrowingInterval": thor.GrowingInterval}))
+        assert cells == [column[name] for column in columns]
+    assert {cell.strip() for cell in told["factor_interval"]} == {"a tenth of `interval`", "a tenth"}
+    share = inspect.signature(thor.THOR).parameters["factor_share"].default
+    assert [float(cell) for cell in told["factor_share"]] == [share] * 3
+    assert f"TraceRule(update={inverse['refresh'].update}, stop={inverse['refresh'].stop})" in page
+    assert DEFAULTS["eigenbasis"]["refresh"] == thor.TraceRule.thor_nt()
 
 
 @pytest.mark.parametrize(
