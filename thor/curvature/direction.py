@@ -258,6 +258,8 @@ class Direction(LayerMatrices):
 class DirectionElsewhere(nn.Cell):
     """Replaces :class:`Direction` on a rank that does not hold the layer's inverses: its directions are zero."""
 
+    bias_apart = False
+
     def matrices(self, gradients):
         """The gradients of the one layer, unchanged."""
         return gradients[0]

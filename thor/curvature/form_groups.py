@@ -1,17 +1,19 @@
 """Groups of layers of one form, whose gradients are preconditioned together, with as many kernels as one layer needs.
 
-The caches of a group are stacked in one Parameter each. They are copies, made anew when a layer of the group adopts new
-caches or loads them; the layers' own Parameters are what a checkpoint contains, so that it does not depend on how a
-device groups the layers.
+The caches of a group are copies in the form that suits the device: stacked, and inverses as dense matrices where that
+is faster. They are made anew when a layer of the group adopts new caches or loads them. The layers' own Parameters are
+what a checkpoint contains, so that it does not depend on the device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from mindspore import Parameter, ops
+from mindspore import Parameter, Tensor, ops
 
 from thor.curvature.layer import Layer
+from thor.runtime.parameters import PREFIX
 
 
 class FormGroup:
@@ -19,27 +21,29 @@ class FormGroup:
 
     Args:
         indices: the layers' places among all layers.
-        layers: the layers; a single one is preconditioned with its own caches.
+        layers: the layers.
+        together: whether they are a group; without, the one layer is preconditioned with its own caches.
 
     Attributes:
-        caches: what the gradients of the group are preconditioned with, the layers' behind one another.
+        cell: what preconditions the gradients of the group.
+        caches: what it does that with, the layers' behind one another.
     """
 
-    def __init__(self, indices: tuple[int, ...], layers: Sequence[Layer]):
+    def __init__(self, indices: tuple[int, ...], layers: Sequence[Layer], together: bool):
         self.indices, self.layers = indices, tuple(layers)
-        self.cell = layers[0].preconditioner(len(layers))
-        self.caches = layers[0].caches
-        self._adoptions: tuple[int, ...] = ()
-        if len(layers) > 1:
+        self.caches, self._adoptions = layers[0].caches, self._adopted()
+        self._caches_of: Callable[[Any], list[Tensor]] | None = None
+        self.cell = layers[0].preconditioner()
+        if together:
+            self.cell, self._caches_of = layers[0].in_group(len(layers))
             self.caches = tuple(
-                Parameter(stack, name=f"form.{indices[0]}.{k}", requires_grad=False)
+                Parameter(stack, name=f"{PREFIX}form.{indices[0]}.{k}", requires_grad=False)
                 for k, stack in enumerate(self._stacks())
             )
-            self._adoptions = self._adopted()
 
     def renew(self, loaded: bool = False) -> None:
-        """Stack the layers' caches again, if a layer has adopted new ones since, or if they were ``loaded``."""
-        if len(self.layers) > 1 and (loaded or self._adopted() != self._adoptions):
+        """Make the caches anew, if a layer has adopted new ones since, or if they were ``loaded``."""
+        if self._caches_of is not None and (loaded or self._adopted() != self._adoptions):
             for cache, stack in zip(self.caches, self._stacks(), strict=True):
                 ops.assign(cache, stack)
             self._adoptions = self._adopted()
@@ -47,9 +51,10 @@ class FormGroup:
     def _adopted(self) -> tuple[int, ...]:
         return tuple(layer.adoptions for layer in self.layers)
 
-    def _stacks(self):
-        by_kind = zip(*(layer.caches for layer in self.layers), strict=True)
-        return [ops.concat([cache.value() for cache in kind]) for kind in by_kind]
+    def _stacks(self) -> list[Tensor]:
+        assert self._caches_of is not None
+        by_kind = zip(*(self._caches_of(layer) for layer in self.layers), strict=True)
+        return [ops.concat(list(kind)) if len(kind) > 1 else kind[0] for kind in by_kind]
 
 
 def form_groups(layers: Sequence[Layer], together: bool) -> tuple[FormGroup, ...]:
@@ -60,4 +65,7 @@ def form_groups(layers: Sequence[Layer], together: bool) -> tuple[FormGroup, ...
     by_form: dict[object, list[int]] = {}
     for i, layer in enumerate(layers):
         by_form.setdefault(layer.form if together and layer.held else i, []).append(i)
-    return tuple(FormGroup(tuple(each), [layers[i] for i in each]) for each in by_form.values())
+    return tuple(
+        FormGroup(tuple(each), [layers[i] for i in each], together and layers[each[0]].held)
+        for each in by_form.values()
+    )

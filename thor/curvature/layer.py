@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
-from mindspore import Parameter, nn
+from mindspore import Parameter, Tensor, nn
 
 from thor.capture.attach import attach
 from thor.capture.targets import Target
 from thor.curvature.damping import Damping, damped_trace, pi_split
+from thor.curvature.dense_inverse import dense_inverse, is_dense_faster
 from thor.curvature.direction import Direction, DirectionElsewhere, Form
 from thor.curvature.factor import Factor, FactorEstimate
 from thor.curvature.inverter import Job
@@ -93,6 +95,10 @@ class Layer(ABC):
     def held_by_few(self) -> list[tuple[Parameter, tuple[int, ...]]]:
         """The Parameters that only the ranks have which hold the layer, and their shapes there."""
         return [pair for f in (self.a, self.g) for pair in zip(f.cache, f.cache_shapes, strict=True)]
+
+    def in_group(self, layers: int) -> tuple[nn.Cell, Callable[[Any], list[Tensor]]]:
+        """The Cell for a group of so many layers of this one's form, and what makes a layer's part of its caches."""
+        return self.preconditioner(layers), own_caches
 
     @abstractmethod
     def jobs(self, damping: Damping, traces: np.ndarray) -> tuple[Any, ...]:
@@ -190,6 +196,35 @@ class InverseLayer(Layer):
             return shared(DirectionElsewhere)
         return shared(Direction, self.form, layers)
 
+    def in_group(self, layers: int) -> tuple[nn.Cell, Callable[[Any], list[Tensor]]]:
+        """As for any layer, with a dense inverse of each factor for which that is faster."""
+        column, row = self.column_factor, self.row_factor
+        copies = layers * self.copies
+        dense = (
+            is_dense_faster(column.cut, copies * row.cut.padded),
+            is_dense_faster(row.cut, copies * column.cut.padded),
+        )
+        if not self.held or not any(dense):
+            return super().in_group(layers)
+        shapes = (
+            ((self.copies, 1, f.cut.dim, f.cut.dim), (1,), (1,)) if is_dense else f.cache_shapes
+            for f, is_dense in zip((column, row), dense, strict=True)
+        )
+        return shared(Direction, self._form(*shapes), layers), partial(InverseLayer.caches_with, dense=dense)
+
+    def caches_with(self, dense: tuple[bool, bool]) -> list[Tensor]:
+        """The caches, with dense inverses of the columns' factor, of the rows', or of both."""
+        found: list[Tensor] = []
+        bias: list[Tensor] = []
+        for factor, is_dense in zip((self.column_factor, self.row_factor), dense, strict=True):
+            if is_dense and isinstance(factor, Factor):
+                unused = Tensor(np.zeros(1, np.float32))
+                found += [dense_inverse(factor), unused, unused]
+            else:
+                found += [cache.value() for cache in factor.cache[:3]]
+                bias += [cache.value() for cache in factor.cache[3:]]
+        return found + bias
+
     def jobs(self, damping: Damping, traces: np.ndarray) -> tuple[Job, ...]:
         """The inversions of the factors that are inverted."""
         return tuple(Job(factor, each) for factor, each in self.dampings(damping, traces).items())
@@ -201,6 +236,11 @@ class InverseLayer(Layer):
             return {self.g: np.broadcast_to(added, self.copies).astype(np.float32)}
         of_a, of_g = pi_split(added, traces[0], traces[1], self.a.cut.dim, self.g.cut.dim)
         return {self.a: of_a.astype(np.float32), self.g: of_g.astype(np.float32)}
+
+
+def own_caches(layer: Layer) -> list[Tensor]:
+    """The caches of a layer as they are."""
+    return [cache.value() for cache in layer.caches]
 
 
 def cuts_of(target: Target, plan: BlockPlan) -> tuple[Cut, Cut]:

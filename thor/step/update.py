@@ -44,9 +44,12 @@ class Update(LayerUpdate):
         # different rates, or cast to float16, where a direction may overflow that is finite in float32
         float16 = any(layer.weight.dtype == ms.float16 for layer in layers)
         self.by_weight = self.across is not None or float16 or (self.clip > 0 and self.group_rates)
-        units = self.layers if self.by_weight else self.groups
+        groups, units = self.form_groups, self.layers if self.by_weight else self.groups
         first = self.layers if self.by_weight else tuple(members[0] for members in self.group_members)
-        two = [len(self.weights_at[i]) == 2 and (self.by_weight or layers[i].a.bias_inverse is not None) for i in first]
+        two = [
+            len(self.weights_at[i]) == 2 and (self.by_weight or groups[unit].cell.bias_apart)
+            for unit, i in enumerate(first)
+        ]
         #: (layer or group, part) of all matrices of directions, and the index of the learning rate of each
         self.parts = tuple((unit, 0) for unit in units) + tuple((unit, 1) for unit in units if two[unit])
         self.rates_at = tuple(self.weights_at[first[unit]][part] for unit, part in self.parts)

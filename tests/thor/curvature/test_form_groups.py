@@ -7,6 +7,7 @@ from mindspore import Tensor, nn
 
 import thor
 from tests.support.networks import Mlp, batch, fill, images, make, squared_error, values
+from thor.curvature import dense_inverse
 from thor.curvature.form_groups import form_groups
 from thor.runtime import device
 
@@ -48,10 +49,10 @@ def trained(together, monkeypatch, steps=4, save=None, load=None, net=None, data
 
 
 CASES = {
-    "blocks, clip": {"block_size": 4, "clip": 0.01},
-    "whole inverses, clip each, decoupled decay": {
-        "block_size": 5, "split": "block+rank", "rank": 2, "clip_each": 0.5, "weight_decay": 0.1,
-        "weight_decay_mode": "decoupled",
+    "dense inverses, clip": {"block_size": 4, "clip": 0.01},
+    "blocks, clip each weight": {"block_size": 4, "clip_each": 0.5, "dense": 0},
+    "low rank, decoupled decay": {
+        "block_size": 5, "split": "block+rank", "rank": 2, "weight_decay": 0.1, "weight_decay_mode": "decoupled",
     },
     "by position, graft, operator by operator": {
         "block_size": thor.BlockPlan(block_size=4, order="position", split="block"), "graft": True, "jit": False,
@@ -63,7 +64,8 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_groups_move_as_layers_one_by_one(name, monkeypatch):
-    options = CASES[name]
+    options = dict(CASES[name])
+    monkeypatch.setattr(dense_inverse, "DENSE_OPERATIONS", options.pop("dense", 10**9))
     alone, losses, _ = trained(False, monkeypatch, **options)
     together, grouped_losses, _ = trained(True, monkeypatch, **options)
     np.testing.assert_allclose(grouped_losses, losses, rtol=1e-4)
@@ -89,6 +91,21 @@ def test_a_checkpoint_does_not_depend_on_the_groups(monkeypatch, tmp_path):
             np.testing.assert_allclose(resumed[key], value, rtol=1e-3, atol=1e-4, err_msg=key)
 
 
+@pytest.mark.parametrize("split", ["block+mean", "block+rank"])
+def test_a_dense_inverse_is_the_one_in_parts(split):
+    """float32 products of inverses of size 10, in another order."""
+    net = Mlp((23, 9, 3))
+    optimizer, step = make(net, block_size=4, split=split, rank=2, damping=0.1)
+    step(*batch(inputs=23))
+    for layer in optimizer.captured:
+        for factor in (layer.a, layer.g):
+            if factor.cut.rank and not factor.cut.whole_inverse:
+                found = dense_inverse.dense_inverse(factor).asnumpy()[:, 0]
+                np.testing.assert_allclose(found, factor.dense_inverse(), rtol=1e-4, atol=1e-4)
+    parts = [f for layer in optimizer.captured for f in (layer.a, layer.g) if f.cut.rank and not f.cut.whole_inverse]
+    assert parts, "the test has nothing to compare"
+
+
 def test_groups_are_of_one_form_and_have_a_cache_for_all():
     optimizer, _ = make(Twins(), norms=True, block_size=4)
     groups = form_groups(optimizer.captured, True)
@@ -96,8 +113,9 @@ def test_groups_are_of_one_form_and_have_a_cache_for_all():
     assert sorted(len(group.indices) for group in groups) == [1, 1, 2, 2, 2, 3, 4]
     for group in groups:
         assert len({layer.form for layer in group.layers}) == 1
+        _, caches_of = group.layers[0].in_group(len(group.layers))
         for at, cache in enumerate(group.caches):
-            own = np.concatenate([np.atleast_1d(layer.caches[at].asnumpy()) for layer in group.layers])
+            own = np.concatenate([caches_of(layer)[at].asnumpy() for layer in group.layers])
             np.testing.assert_array_equal(cache.asnumpy(), own)
     assert all(len(group.indices) == 1 for group in form_groups(optimizer.captured, False))
 
