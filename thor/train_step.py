@@ -29,6 +29,7 @@ from thor.runtime import device
 from thor.runtime.graph_ops import forget_compiled_construct
 from thor.runtime.parameters import read
 from thor.settings.inner_optimizer import count_rates
+from thor.settings.kinds import INVERSE
 from thor.shared_settings import shared_settings
 from thor.step.accumulation import Accumulators
 from thor.step.diagnose import first_bad_layer, likely_cause, stop_message
@@ -244,8 +245,9 @@ class TrainStep(nn.Cell):
         if finite is False:
             self._moving.mend()
         if failed:
-            state, ranks, damped = self.control.own_state, self.control.ranks, isinstance(self.control, THOR)
-            where = where or likely_cause(self.step_graphs.scaled, self.accumulate > 1, ranks is not None)
+            state, ranks = self.control.own_state, self.control.ranks
+            damped = isinstance(self.control, THOR) and self.control.options.kind == INVERSE
+            where = where or likely_cause(self.step_graphs.scaled, self.accumulate > 1, ranks is not None, damped)
             raise FloatingPointError(stop_message(state.step, read(state.bad_steps), where, damped))
 
     def _note_storage(self, changed: bool) -> None:

@@ -93,14 +93,16 @@ def _first_bad_gradient(forward: Forward, weights: list[Parameter], inputs: tupl
     return f"the loss is finite; on the way back the gradient of weight {bad[-1]} is the first that is not"
 
 
-def likely_cause(scaled: bool, accumulated: bool, ranks: bool) -> str:
+def likely_cause(scaled: bool, accumulated: bool, ranks: bool, damped: bool) -> str:
     """The likely cause of a non-finite step if its last inputs give a finite loss and finite gradients."""
     if accumulated or ranks:
         others = " and ".join(["other micro-batches"] * accumulated + ["other ranks"] * ranks)
         return f"what this rank's last batch gives is finite, so that it comes from {others}"
     if scaled:
         return "loss and gradients are finite without the loss scale, which makes them overflow: start with a lower one"
-    return "loss and gradients are finite, the directions that stale inverses make of them are not"
+    if damped:
+        return "loss and gradients are finite, the directions that stale inverses make of them are not"
+    return "loss and gradients are finite, but so large that a sum over them is not"
 
 
 def stop_message(step: int, in_a_row: int, where: str, damped: bool) -> str:

@@ -5,7 +5,9 @@ import numpy as np
 import pytest
 from mindspore import Tensor, ops
 
-from scripts.bench.kernels import KINDS, OTHER, busy, kind_of, measure
+from scripts.bench.kernels import KINDS, OTHER, busy, kind_of, measure, profiled
+from thor.runtime import device
+from thor.settings.kinds import EIGENBASIS, INVERSE
 
 
 @pytest.mark.parametrize(
@@ -38,3 +40,40 @@ def test_a_step_is_told_by_its_kernels():
     parts = sum(result["kinds"].values()) - result["twice"] + result["outside"]
     assert parts == pytest.approx(result["wall"], rel=1e-3)  # the profiler rounds its times
     assert set(result["kinds"]) == {*KINDS, OTHER}
+
+
+def more_kernels(name, precondition, batch=2):
+    """How many kernels more than the first-order step THOR's plain step has on an accelerator's path."""
+    ms.set_context(mode=ms.GRAPH_MODE)
+    with device.choosing_for("GPU"):
+        found = profiled(name, precondition, batch, steps=1, phases=("plain",))
+    first_order, plain = (each["kernels"] for each in found.values())
+    return plain - first_order
+
+
+#: A plain step's kernels beyond Momentum's, with inverses, or beyond Adam's, which is one kernel for each weight.
+MOST = {("lenet", INVERSE): 30, ("bert", INVERSE): 30, ("lenet", EIGENBASIS): 160, ("bert", EIGENBASIS): 360}
+
+
+def test_a_plain_step_has_few_kernels_more_on_an_accelerator():
+    assert 0 < more_kernels("lenet", INVERSE) <= MOST["lenet", INVERSE]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "precondition"), [key for key in MOST if key != ("lenet", INVERSE)])
+def test_plain_steps_have_few_kernels_more_on_an_accelerator(name, precondition):
+    assert 0 < more_kernels(name, precondition) <= MOST[name, precondition]
+
+
+@pytest.mark.slow
+def test_resnet50_has_few_kernels_more_on_an_accelerator():
+    assert 0 < more_kernels("resnet50", INVERSE) <= 180
+
+
+def test_choosing_for_another_target_ends_with_its_block():
+    before = device.groups_layers(), device.l2_loss_is_fast()
+    assert before == (False, True)
+    with pytest.raises(KeyError), device.choosing_for("Ascend"):
+        assert (device.groups_layers(), device.l2_loss_is_fast(), device.current()) == (True, False, "CPU")
+        raise KeyError
+    assert (device.groups_layers(), device.l2_loss_is_fast()) == before

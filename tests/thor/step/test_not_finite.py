@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from mindspore import Tensor, nn
 
+import thor
 from tests.support.networks import Mixed, Mlp, batch, images, make, squared_error, values
 from thor.runtime import device
 from thor.step import moving_averages
@@ -144,6 +145,25 @@ def test_a_direction_that_overflows_its_weights_half_precision_moves_nothing(jit
     with pytest.raises(FloatingPointError, match="the directions that stale inverses make of them are not"):
         step(x[:, [1, 0, 2, 3, 4]] * 8, y)
     assert optimizer.step == 1 and all(np.array_equal(value, before[name]) for name, value in values(net).items())
+
+
+@pytest.mark.parametrize("optimizer_of", [
+    lambda net: thor.THOR(net, 1e-3), lambda net: nn.Momentum(net.trainable_params(), 1e-3, 0.9),
+])  # fmt: skip
+def test_gradients_whose_sum_overflows_are_told_as_such(optimizer_of):
+    """Without inverses none can be stale: it is the gradients, each finite, that are too large together."""
+    net = Mlp()
+    optimizer = optimizer_of(net)
+    own = {} if isinstance(optimizer, thor.THOR) else {"max_bad_steps": 10}
+    step = thor.TrainStep(net, enormous, optimizer, **own)
+    with pytest.raises(FloatingPointError) as caught:
+        for _ in range(10):
+            step(*batch())
+    assert "so large that a sum over them is not. Lower the learning rate, or check the data" in str(caught.value)
+
+
+def enormous(output, target):
+    return (output * target).mean() * 1e25
 
 
 def in_float32(output, target):
