@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from mindspore import Parameter, nn, ops
+from mindspore import Parameter, Tensor, nn, ops
 
 from thor.capture.targets import Target
 from thor.curvature.damping import Damping
+from thor.curvature.dense_caches import block_diagonal, few_operations
 from thor.curvature.direction import Form
 from thor.curvature.eigenbasis import BasisJob
 from thor.curvature.factor import BasisFactor
@@ -74,6 +75,20 @@ class BasisLayer(Layer):
     def preconditioner(self, layers: int = 1) -> nn.Cell:
         """The Cell that turns gradients into bases and steps back."""
         return shared(Rotation if self.held else RotationElsewhere, self.form, layers)
+
+    def in_group(self, layers: int) -> tuple[nn.Cell, Callable[[Any], list[Tensor]]]:
+        """As for any layer, with one dense basis of the columns' factor where that is faster."""
+        column, row = self.column_factor.cut, self.row_factor.cut
+        dense = column.size > 1 and column.count > 1
+        if not dense or not few_operations(2 * layers * self.copies * row.padded, column.padded):
+            return super().in_group(layers)
+        one_block = ((self.copies, 1, column.padded, column.padded),)
+        return shared(Rotation, self._form(one_block, self.form.rows), layers), BasisLayer.caches_with_dense_columns
+
+    def caches_with_dense_columns(self) -> list[Tensor]:
+        """The caches, with the blocks of the columns' basis on the diagonal of one matrix."""
+        columns, *rows = (cache.value() for cache in self.caches)
+        return [block_diagonal(columns).expand_dims(1), *rows]
 
     def jobs(self, damping: Damping, traces: np.ndarray) -> tuple[BasisJob, ...]:
         """The renewals of the factors that have a basis."""

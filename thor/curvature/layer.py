@@ -14,7 +14,7 @@ from mindspore import Parameter, Tensor, nn
 from thor.capture.attach import attach
 from thor.capture.targets import Target
 from thor.curvature.damping import Damping, damped_trace, pi_split
-from thor.curvature.dense_inverse import dense_inverse, is_dense_faster
+from thor.curvature.dense_caches import dense_inverse, is_dense_faster
 from thor.curvature.direction import Direction, DirectionElsewhere, Form
 from thor.curvature.factor import Factor, FactorEstimate
 from thor.curvature.inverter import Job

@@ -7,7 +7,7 @@ from mindspore import Tensor, nn
 
 import thor
 from tests.support.networks import Mlp, batch, fill, images, make, squared_error, values
-from thor.curvature import dense_inverse
+from thor.curvature import dense_caches
 from thor.curvature.form_groups import form_groups
 from thor.runtime import device
 
@@ -58,14 +58,15 @@ CASES = {
         "block_size": thor.BlockPlan(block_size=4, order="position", split="block"), "graft": True, "jit": False,
     },
     "graft": {"graft": True, "block_size": 4},
-    "eigenbasis": {"damping": None, "momentum": 0.9, "lr": 1e-3, "block_size": 4},
+    "dense eigenbasis": {"damping": None, "momentum": 0.9, "lr": 1e-3, "block_size": 4},
+    "eigenbasis, operator by operator": {"damping": None, "momentum": 0.9, "lr": 1e-3, "dense": 0, "jit": False},
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_groups_move_as_layers_one_by_one(name, monkeypatch):
     options = dict(CASES[name])
-    monkeypatch.setattr(dense_inverse, "DENSE_OPERATIONS", options.pop("dense", 10**9))
+    monkeypatch.setattr(dense_caches, "DENSE_OPERATIONS", options.pop("dense", 10**9))
     alone, losses, _ = trained(False, monkeypatch, **options)
     together, grouped_losses, _ = trained(True, monkeypatch, **options)
     np.testing.assert_allclose(grouped_losses, losses, rtol=1e-4)
@@ -100,7 +101,7 @@ def test_a_dense_inverse_is_the_one_in_parts(split):
     for layer in optimizer.captured:
         for factor in (layer.a, layer.g):
             if factor.cut.rank and not factor.cut.whole_inverse:
-                found = dense_inverse.dense_inverse(factor).asnumpy()[:, 0]
+                found = dense_caches.dense_inverse(factor).asnumpy()[:, 0]
                 np.testing.assert_allclose(found, factor.dense_inverse(), rtol=1e-4, atol=1e-4)
     parts = [f for layer in optimizer.captured for f in (layer.a, layer.g) if f.cut.rank and not f.cut.whole_inverse]
     assert parts, "the test has nothing to compare"

@@ -1,9 +1,10 @@
-"""The inverse of a factor as one dense matrix, made from its blocks, its thin matrices and its bias's part.
+"""Caches as dense matrices: the inverse of a factor from its blocks, its thin matrices and its bias's part.
 
     (D + U^T U)^-1 = D^-1 - s t, without padding; for a separate bias with the border of thor/curvature/factor.py
 
 A product with a dense matrix takes one kernel, blocks and thin matrices take about five. A group of layers has it so
-where the operations that this adds take less time than the launch of the kernels that it saves.
+where the operations that this adds take less time than the launch of the kernels that it saves. Bases are made dense
+likewise, where columns would be brought to their blocks and back.
 """
 
 from __future__ import annotations
@@ -19,10 +20,15 @@ from thor.factors.blocks import Cut
 DENSE_OPERATIONS = 2_000_000_000
 
 
+def few_operations(rows: int, dim: int) -> bool:
+    """Whether so many rows times a dense matrix of this dimension take less time than the kernels that this saves."""
+    return 2 * rows * dim * dim <= DENSE_OPERATIONS
+
+
 def is_dense_faster(cut: Cut, across: int) -> bool:
     """Whether an accelerator multiplies ``across`` rows or columns faster with a dense inverse of this cut."""
     in_parts = cut.rank > 0 and not cut.whole_inverse
-    return in_parts and 2 * across * cut.dim * cut.dim <= DENSE_OPERATIONS
+    return in_parts and few_operations(across, cut.dim)
 
 
 def dense_inverse(factor: Factor) -> Tensor:
