@@ -167,12 +167,15 @@ def _collections(settings: TrainSettings) -> tuple[Collection, Collection, Path]
 
 def _text(settings: TrainSettings, words: Vocabulary | None) -> Feeds:
     """Open plain text; without `words`, a vocabulary is built from the training documents."""
-    from scripts.data import austen, text, wordpiece
+    from scripts.data import austen, bible, characters, text, wordpiece
 
     data = settings.data
-    folder = Path(data.folder).expanduser() if data.folder else austen.resolve()
+    corpus = {"austen": austen.resolve, "bible": bible.resolve}[data.corpus]
+    folder = Path(data.folder).expanduser() if data.folder else corpus()
     documents, held_out = text.split(text.read(folder), data.held_out)
-    if words is None:
+    if words is None and data.unit == "characters":
+        words = characters.vocabulary(list(documents.values()))
+    elif words is None:
         words = wordpiece.vocabulary(list(documents.values()), data.vocabulary, fetch.cache_folder("wordpiece"))
     train = text.sequences(documents, words, data.length)[: data.train_size]
     test = text.sequences(held_out, words, data.length)[: data.test_size]

@@ -25,6 +25,8 @@ _ONLY_FOR = {
     "length": ("text",),
     "vocabulary": ("text",),
     "held_out": ("text",),
+    "corpus": ("text",),
+    "unit": ("text",),
 }
 
 
@@ -34,6 +36,7 @@ class DataSettings(Settings):
     Attributes:
         name: `imagenet` is a folder of JPEGs, and `mindrecord` the same images converted; `imagenet_samples` are the
             twenty photographs of a package, for demonstrations; `text` is any plain text, by default Austen's novels.
+        corpus: Text: what is read without a folder: Austen's novels, or the King James Bible, a document for each book.
         folder: Folder of the data files; by default they are found or downloaded.
         train_size: Use only the first so many training examples (images or text sequences); all by default.
         test_size: Use only the first so many test examples; all by default.
@@ -45,6 +48,7 @@ class DataSettings(Settings):
         workers: Photographs: number of decoding threads; by default the number of processors.
         objective: Text: predict hidden words (`masked`), or each word from the words before it (`next`).
         length: Text: tokens in a sequence, including its first and last special token.
+        unit: Text: what a token is: a piece of a word, or a character.
         vocabulary: Text: largest number of word pieces.
         held_out: Text: document to evaluate on; by default the last twentieth of each document.
         rank: Rank of this process, which selects its share of each batch; msrun sets it.
@@ -63,6 +67,8 @@ class DataSettings(Settings):
     size: Annotated[int, Field(ge=16)] = 224
     strict: bool = False
     workers: Count | None = None
+    corpus: Literal["austen", "bible"] = "austen"
+    unit: Literal["word_pieces", "characters"] = "word_pieces"
     objective: Literal["masked", "next"] = "masked"
     length: Annotated[int, Field(ge=8)] = 128
     vocabulary: Annotated[int, Field(ge=100)] = 8000
@@ -76,6 +82,8 @@ class DataSettings(Settings):
         for key, sets in _ONLY_FOR.items():
             if getattr(self, key) != type(self).model_fields[key].default and self.name not in sets:
                 raise ValueError(f"{key} has no meaning for {self.name}; it is for {', '.join(sets)}")
+        if self.unit == "characters" and self.vocabulary != type(self).model_fields["vocabulary"].default:
+            raise ValueError("vocabulary bounds the word pieces, and unit is characters; leave it out")
         if self.rank >= self.ranks:
             raise ValueError(f"rank must be 0 to {self.ranks - 1} with ranks = {self.ranks}, and is {self.rank}")
         return self

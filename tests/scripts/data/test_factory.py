@@ -25,6 +25,8 @@ from tests.scripts.data.samples import write_cifar
 from tests.scripts.training.test_loop import interrupt_at, last_tensors, quiet, without_times
 from thor.runtime.errors import UserError
 
+TEXTS = ("text", "next words", "next characters")
+
 
 class Pooled(nn.Cell):
     """A photograph as 8 x 8 means, then one dense layer."""
@@ -50,25 +52,24 @@ def settings_for(tmp_path, name: str, out: str = "run", **values) -> TrainSettin
             for part, images in zip(("train", "val"), imagenet_folder.load(folder), strict=True):
                 mindrecord.convert(images, tmp_path / "records" / part)
         data |= {"folder": str(tmp_path / "records"), "size": 32, "workers": 2}
-    elif name in ("text", "next words"):
+    elif name in TEXTS:
         (tmp_path / "words.txt").write_text("one fine day the small cat sat on the red mat . " * 80)
-        data |= {"folder": str(tmp_path / "words.txt"), "length": 16, "vocabulary": 100, "train_size": 20}
+        data |= {"folder": str(tmp_path / "words.txt"), "length": 16, "train_size": 20}
+        data |= {"unit": "characters"} if name == "next characters" else {"vocabulary": 100}
     else:
         data |= {"folder": str(imagenet_samples.arrange(tmp_path / "imagenet")), "size": 32}
     network = {"network": "tests.scripts.data.test_factory:Pooled", "optimizer": "adam"}
-    if name in ("text", "next words"):
+    if name in TEXTS:
         sizes = {"hidden_size": 16, "layers": 1, "heads": 2, "dropout": 0.0, "max_positions": 16}
         network = {"network": "bert_tiny", "network_options": sizes, "optimizer": "momentum"}
-    if name == "next words":
+    if name.startswith("next"):
         data |= {"name": "text", "objective": "next"}
         network |= {"network": "causal_lm"}
     base = {"epochs": 2, "batch_size": 4, "device": "CPU", "log_every": 1, "data": data, "out": str(tmp_path / out)}
     return validate({**network, "adam": {"learning_rate": 0.003}, **base, **values})
 
 
-@pytest.mark.parametrize(
-    "name", ["cifar10", "cifar100", "imagenet", "mindrecord", "imagenet_samples", "text", "next words"]
-)
+@pytest.mark.parametrize("name", ["cifar10", "cifar100", "imagenet", "mindrecord", "imagenet_samples", *TEXTS])
 def test_training_learns_from_every_set(tmp_path, name, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     run = train(settings_for(tmp_path, name, epochs=3), console=quiet())
@@ -138,6 +139,9 @@ def test_evaluation_counts_only_labels_from_zero_up():
         ({"name": "text", "size": 64}, "data: size has no meaning for text; it is for imagenet, mindrecord"),
         ({"name": "imagenet", "train_size": 5}, "data: train_size has no meaning for imagenet"),
         ({"objective": "next"}, "data: objective has no meaning for fashion_mnist; it is for text"),
+        ({"corpus": "bible"}, "data: corpus has no meaning for fashion_mnist; it is for text"),
+        ({"name": "text", "unit": "characters", "vocabulary": 500}, "vocabulary bounds the word pieces, and unit is"),
+        ({"name": "text", "unit": "bytes"}, "data.unit = 'bytes': must be 'word_pieces' or 'characters'"),
         ({"ranks": 2, "rank": 2}, "data: rank must be 0 to 1 with ranks = 2, and is 2"),
         ({"name": "coco"}, "data.name = 'coco': must be 'fashion_mnist', 'cifar10'"),
     ],

@@ -104,6 +104,9 @@ def test_every_configuration_starts(path, tmp_path, monkeypatch):
     for variable in ("IMAGENET_DIR", "CIFAR10_DIR", "CIFAR100_DIR"):
         monkeypatch.delenv(variable, raising=False)
     overrides = []
+    if path.stem.startswith("bible"):
+        (tmp_path / "01_ge.txt").write_text("And God said, Let there be light: and there was light.\n" * 2000)
+        overrides = ["--data.folder", str(tmp_path), "--batch_size", "8"]
     if path.stem.startswith(("austen", "bert")):
         for name in ("persuasion", "emma"):
             (tmp_path / f"{name}.txt").write_text("it is a truth universally acknowledged . " * 2000)
