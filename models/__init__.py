@@ -7,6 +7,7 @@ from models.lenet import lenet5
 from models.resnet import resnet18, resnet34, resnet50, resnet101, resnet152
 from models.resnet_cifar import resnet8, resnet20, resnet32, resnet44, resnet56
 from models.smallconv import smallconv
+from models.vit import vit
 
 __all__ = [
     "autoencoder",
@@ -26,4 +27,5 @@ __all__ = [
     "resnet56",
     "resnet8",
     "smallconv",
+    "vit",
 ]

@@ -12,6 +12,7 @@ import models
         (models.smallconv, (1, 28, 28), 10, 103_018),
         (models.lenet5, (1, 28, 28), 10, 61_706),
         (models.autoencoder, (1, 28, 28), 784, 2_837_314),
+        (models.vit, (1, 28, 28), 10, 317_770),
         (models.resnet8, (3, 32, 32), 10, 78_042),
         (models.resnet20, (3, 32, 32), 10, 269_722 + 2_752),
         (models.resnet56, (3, 32, 32), 10, 853_018 + 2_752),
