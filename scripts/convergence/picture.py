@@ -1,106 +1,117 @@
-"""Results as a Markdown table and as a picture, over epochs and over seconds."""
+"""A task's results as a picture: time to target at the left, equal budget at the right."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from scripts.convergence.results import Outcome, Row, without_compiling
-from scripts.convergence.tasks import Task
+from scripts.convergence import measures
+from scripts.convergence.results import Point, Results, Run
+from scripts.convergence.rules import Task
 
-TITLES = {"test_error": "test squared error an image", "test_accuracy": "test accuracy", "test_loss": "held-out loss"}
-POINTS = 200  # points of a mean curve
-
-
-def markdown(task: Task, rows: Sequence[Row], broken: Mapping[str, int], setter: str, target: float) -> str:
-    """Return the table, followed by a line for each optimizer whose runs broke down.
-
-    Ratios are relative to `setter`, the optimizer that set the target.
-    """
-    base = next(row for row in rows if row.contender == setter)
-    lines = [
-        f"**{task.title}.** Target: {_shown(task, target)}, the mean of {setter}'s best values.",
-        "",
-        "| optimizer | best value | final value | epochs to target | steps | seconds | with compiling | reached | "
-        "seed by seed | inverses | peak, MiB |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    for row in rows:
-        value = f"{_shown(task, row.value)} ± {_shown(task, row.spread)}"
-        cells = [
-            row.contender, value, _shown(task, row.final), _ratio(row.epochs, base.epochs, 2),
-            _ratio(row.steps, None, 0), _ratio(row.seconds, base.seconds, 0),
-            _ratio(row.seconds_with_compiling, base.seconds_with_compiling, 0), f"{row.reached} of {row.runs}",
-            _seed_by_seed(row), f"{row.refreshes:.0f}", f"{row.peak / 2**20:.0f}",
-        ]  # fmt: skip
-        lines.append(f"| {' | '.join(cells)} |")
-    for name, count in broken.items():
-        lines += ["", f"{name}: {count} of its runs broke down (loss or gradients not finite)."]
-    return "\n".join(lines)
+TITLES = {
+    "test_error": "test squared error an image",
+    "test_accuracy": "test accuracy, %",
+    "test_loss": "held-out loss",
+}
+SMALL = 8  # points, for a picture of 7 inches shown on 700 pixels
+LEGEND_COLUMNS = 5
+#: Parts of a panel, as the prefix of a line's gid, which the contender's name follows.
+MEDIAN, CROSSING = "median:", "crossing:"
 
 
-def _shown(task: Task, value: float) -> str:
-    return f"{value:.2%}" if task.higher_is_better else f"{value:.3f}"
-
-
-def _ratio(value: float | None, base: float | None, digits: int) -> str:
-    """Format a number, followed by its ratio to the base if there is one."""
-    if value is None:
-        return "not reached"
-    return f"{value:.{digits}f}" + (f" ({value / base:.2f} x)" if base else "")
-
-
-def _seed_by_seed(row: Row) -> str:
-    """Format the epochs and seconds to the setter's best value with the same seed, as ratios to the setter's."""
-    if row.own_epochs is None or row.own_seconds is None:
-        return "not reached"
-    return f"{row.own_epochs:.2f} x, {row.own_seconds:.2f} x ({row.own_reached} of {row.runs})"
-
-
-def draw(task: Task, outcomes: Sequence[Outcome], target: float, path: Path) -> None:
-    """Draw the metric over epochs and over seconds without compilation: each seed thin, the mean over seeds thick."""
-    figure = Figure(figsize=(13, 5), layout="constrained")
-    names = [each.name for each in task.contenders if any(o.contender == each.name for o in outcomes)]
-    colours = matplotlib.colormaps["tab10"].colors  # type: ignore[attr-defined]
-    for axes, key in zip(figure.subplots(1, 2), ("epoch", "seconds"), strict=True):
-        for colour, name in zip(colours, names, strict=False):
-            _curves(axes, task, [o for o in outcomes if o.contender == name], key, name, colour)
-        axes.axhline(target, color="0.3", linestyle=":", linewidth=1.2)
-        axes.annotate("target", (1.0, target), xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=8)
-        axes.set(xlabel="epoch" if key == "epoch" else "training time without compiling, seconds")
-        axes.set_ylabel(TITLES[task.metric])
-        axes.grid(alpha=0.3)
-        _limit(axes, task, outcomes, target)
-    figure.axes[0].legend(frameon=False)
-    figure.suptitle(task.title, fontsize=11)
+def draw(results: Results, name: str, path: Path) -> None:
+    """Draw a task's picture into a file."""
+    figure = of_task(results, name)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130)
+    figure.savefig(path, dpi=200)
 
 
-def _curves(axes: Axes, task: Task, outcomes: Sequence[Outcome], key: str, name: str, colour: object) -> None:
-    curves = []
-    for outcome in outcomes:
-        x = [without_compiling(line) if key == "seconds" else line[key] for line in outcome.evaluations]
-        y = [line[task.metric] for line in outcome.evaluations]
-        axes.plot(x, y, color=colour, alpha=0.25, linewidth=0.8)
-        curves.append((x, y))
-    end = min(x[-1] for x, _ in curves)
-    grid = np.linspace(max(x[0] for x, _ in curves), end, POINTS)
-    mean = np.mean([np.interp(grid, x, y) for x, y in curves], 0)
-    axes.plot(grid, mean, color=colour, linewidth=1.8, label=name)
+def of_task(results: Results, name: str) -> Figure:
+    """The picture: a median curve with a band from the lowest to the highest seed; a dot where the target is reached.
+
+    The dot is at the medians over seeds that the table has, and a median curve ends at the table's final value.
+    """
+    task, found = results.rules.tasks[name], results.tasks[name]
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
+    colours = dict(zip(results.rules.contenders, matplotlib.colormaps["tab10"].colors, strict=False))  # type: ignore[attr-defined]
+    for contender, each in found.contenders.items():
+        title, colour = results.rules.contenders[contender].title, colours.get(contender, "black")
+        _curve(left, task, each.to_target, lambda point: point.seconds, contender, title, colour)
+        _curve(right, task, each.equal_budget, lambda point: point.epoch, contender, title, colour)
+        if each.to_target:
+            cost = measures.to_target(task, each.to_target, found.target).with_compiling
+            if math.isfinite(cost):
+                place = {"markersize": 5, "markeredgecolor": "black", "markeredgewidth": 0.6, "zorder": 4}
+                left.plot(
+                    [cost], [scaled(task, found.target)], "o", color=colour, gid=f"{CROSSING}{contender}", **place
+                )
+    left.set_title("time to target", fontsize=SMALL + 1)
+    right.set_title("equal budget", fontsize=SMALL + 1)
+    left.set_xlabel("training time with compiling, seconds", fontsize=SMALL)
+    right.set_xlabel("epoch", fontsize=SMALL)
+    left.set_ylabel(TITLES[task.metric], fontsize=SMALL)
+    for axes in (left, right):
+        axes.axhline(scaled(task, found.target), color="0.3", linestyle=":", linewidth=1.2, label="target")
+        axes.tick_params(labelsize=SMALL)
+        axes.grid(alpha=0.3)
+    _limit(left, task, found.target)
+    labelled = {
+        label: handle for axes in (left, right) for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(
+        labelled.values(),
+        labelled.keys(),
+        loc="outside lower center",
+        ncols=LEGEND_COLUMNS,
+        fontsize=SMALL,
+        frameon=False,
+    )
+    figure.suptitle(task.title, fontsize=SMALL + 1)
+    return figure
 
 
-def _limit(axes: Axes, task: Task, outcomes: Sequence[Outcome], target: float) -> None:
+def scaled(task: Task, value: float) -> float:
+    """A value as the picture has it: in percent if it is an accuracy."""
+    return 100 * value if task.higher_is_better else value
+
+
+def _curve(
+    axes: Axes, task: Task, runs: Sequence[Run], x: Callable[[Point], float], contender: str, title: str, colour: Any
+) -> None:  # fmt: skip
+    """Draw the median over seeds and the band around it, where these are finite."""
+    points = [(at, each) for at, each in measures.curve(task, runs, x) if math.isfinite(each.median)] if runs else []
+    if not points:
+        return
+    places = [at for at, _ in points]
+    axes.plot(
+        places, [scaled(task, each.median) for _, each in points], color=colour, linewidth=1.4, label=title,
+        gid=f"{MEDIAN}{contender}",
+    )  # fmt: skip
+    low = [scaled(task, each.low) for _, each in points]
+    high = [scaled(task, each.high) for _, each in points]
+    if all(map(math.isfinite, low + high)):
+        axes.fill_between(places, low, high, color=colour, alpha=0.15, linewidth=0)
+
+
+def _limit(axes: Axes, task: Task, target: float) -> None:
     """Limit the metric's axis to the range around the target; the first evaluations lie far outside of it."""
-    values = [line[task.metric] for outcome in outcomes for line in outcome.evaluations]
+    lines = [line for each in axes.figure.axes for line in each.lines if str(line.get_gid()).startswith(MEDIAN)]
+    values = [float(value) for line in lines for value in np.asarray(line.get_ydata())]
+    goal = scaled(task, target)
+    if not values:
+        return
     if task.higher_is_better:
-        top = max(values)
-        axes.set_ylim(target - 6 * max(top - target, 0.01), top + 0.003)
+        top = max(*values, goal)
+        axes.set_ylim(goal - 6 * max(top - goal, 1.0), top + max(0.3, 0.1 * (top - goal)))
     else:
-        low = min(values)
-        axes.set_ylim(low - 0.05 * (target - low + 0.02 * target), target + 1.2 * max(target - low, 0.3 * target))
+        low = min(*values, goal)
+        axes.set_ylim(low - 0.05 * (goal - low + 0.02 * goal), goal + 1.2 * max(goal - low, 0.3 * goal))

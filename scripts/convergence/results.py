@@ -1,94 +1,134 @@
-"""Results of runs: best value, and epochs and seconds to a target. Only `read_outcome` reads files."""
+"""What the benchmark measured, as data: one file, from which tables and pictures are drawn.
+
+`read_run` reads the folder of one run; `read` and `write` the file of all results.
+"""
 
 from __future__ import annotations
 
 import math
-import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from scripts.convergence.tasks import Task
+from pydantic import ValidationError
+
+from scripts.common.atomic_write import write_atomically
+from scripts.convergence.rules import Rules
 from scripts.run_folder.metrics_recorder import SUMMARY, read_metrics
-from thor.report.metrics_file import Line
+from scripts.settings.types import Settings
+from thor.runtime.errors import UserError
 from thor.runtime.json_files import parse
 
-
-class NoTargetError(ValueError):
-    """No optimizer that sets the target has a finished run."""
+FAILED = "failed.txt"  # in the folder of a run that broke down
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """One finished run.
+class Point(Settings):
+    """An evaluation on the test set.
 
     Attributes:
-        contender: Name of the contender.
-        seed: Seed of the run.
-        evaluations: The lines of the run's metrics that have the task's metric. ``seconds`` includes compilation, which
-            took ``compiling`` seconds.
-        refreshes: Inverses computed, summed over layers.
+        epoch, step: Where in the training it was.
+        seconds: Training time up to it with compilation, without evaluations.
+        compiling: What of it went into compilation.
+        value: The metric.
+    """
+
+    epoch: float
+    step: int
+    seconds: float
+    compiling: float
+    value: float
+
+    @property
+    def without_compiling(self) -> float:
+        """Training time without compilation."""
+        return self.seconds - self.compiling
+
+
+class Run(Settings):
+    """A finished run.
+
+    Attributes:
+        seed: Its seed.
+        points: Its evaluations; none if it broke down (loss or gradients not finite).
+        refreshes: Inverses or eigenbases that THOR computed, summed over layers.
         peak: Peak memory of the process, in bytes.
     """
 
-    contender: str
     seed: int
-    evaluations: tuple[Line, ...]
-    refreshes: int
-    peak: int
+    points: list[Point] = []
+    refreshes: int = 0
+    peak: int = 0
+
+    @property
+    def broke_down(self) -> bool:
+        """True if its loss or its gradients were not finite."""
+        return not self.points
 
 
-@dataclass(frozen=True)
-class Row:
-    """A contender over its seeds. The *setter* is the optimizer that set the target.
+class Trial(Settings):
+    """A run of the search: the values that it was given, and what came out."""
+
+    values: dict[str, Any]
+    run: Run
+
+
+class ContenderResult(Settings):
+    """A contender on a task.
 
     Attributes:
-        values, finals: For each seed, the best and the last value of the metric.
-        epochs, steps, seconds: Cost to the target, a mean over the seeds that reached it; None if none did. ``seconds``
-            is without compilation.
-        seconds_with_compiling: The same with compilation.
-        reached: Number of seeds that reached the target.
-        refreshes: Mean number of inverses computed.
-        peak: Peak memory in bytes, maximum over the seeds.
-        own_epochs, own_seconds: Cost to the setter's best value with the same seed, as a ratio to the setter's cost; a
-            mean over the seeds that reached that value, None if none did.
-        own_reached: Number of seeds in that mean.
-        runs: Number of runs, including those that broke down.
+        trials: Its search; empty if it takes the values of another contender.
+        to_target: Runs with the values that reach the target first, one for each test seed.
+        equal_budget: Runs of the task's full length with the values that end best, one for each test seed.
     """
 
-    contender: str
-    values: tuple[float, ...]
-    finals: tuple[float, ...]
-    epochs: float | None
-    steps: float | None
-    seconds: float | None
-    seconds_with_compiling: float | None
-    reached: int
-    refreshes: float
-    peak: int
-    own_epochs: float | None
-    own_seconds: float | None
-    own_reached: int
-    runs: int
-
-    @property
-    def value(self) -> float:
-        """The mean of the best values."""
-        return statistics.fmean(self.values)
-
-    @property
-    def final(self) -> float:
-        """The mean of the last values."""
-        return statistics.fmean(self.finals)
-
-    @property
-    def spread(self) -> float:
-        """The standard deviation of the best values."""
-        return statistics.stdev(self.values) if len(self.values) > 1 else 0.0
+    trials: list[Trial] = []
+    to_target: list[Run] = []
+    equal_budget: list[Run] = []
 
 
-def read_outcome(folder: Path, contender: str, seed: int, metric: str) -> Outcome | None:
-    """Read a run's outcome; None if the run is not finished."""
+class TaskResult(Settings):
+    """A task: its target, the contender whose trial set it (None if the rules give a number), and all contenders."""
+
+    target: float
+    set_by: str | None
+    contenders: dict[str, ContenderResult]
+
+
+class Results(Settings):
+    """All results, with the rules and the machine that they were made by.
+
+    Attributes:
+        rules: The rules.
+        machine: Processor, cores and versions.
+        tasks: By name.
+    """
+
+    rules: Rules
+    machine: dict[str, str]
+    tasks: dict[str, TaskResult]
+
+
+def read(path: Path) -> Results:
+    """Read the file of all results."""
+    try:
+        return Results.model_validate_json(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file; run.py writes it") from None
+    except ValidationError as error:
+        detail = error.errors()[0]
+        where = ".".join(str(part) for part in detail["loc"])
+        raise UserError(f"{path}: {where}: {detail['msg']}; run.py --report-only makes the file anew") from None
+
+
+def write(results: Results, path: Path) -> None:
+    """Write the file of all results."""
+    write_atomically(path, results.model_dump_json(indent=1) + "\n")
+
+
+def read_run(folder: Path, seed: int, metric: str) -> Run | None:
+    """Read a run; None if it is not finished."""
+    if (folder / FAILED).is_file():
+        return Run(seed=seed)
     path = folder / SUMMARY
     if not path.is_file():
         return None
@@ -99,107 +139,23 @@ def read_outcome(folder: Path, contender: str, seed: int, metric: str) -> Outcom
         refreshes, peak = summary["refreshes"]["update"], summary["memory"]["peak"]
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         why = f"{type(error).__name__}: {error}"
-        raise ValueError(f"{path}: no summary of a run ({why}); remove the run's folder and go on") from error
+        raise UserError(f"{path}: no summary of a run ({why}); remove the run's folder and go on") from error
     lines = [line for line in read_metrics(folder) if line["kind"] in ("epoch", "eval")]
-    lines = [line for line in lines if metric in line and "compiling" in line]
-    if not lines:
+    points = [_point(line, metric) for line in lines if metric in line and "compiling" in line]
+    if not points:
         why = f"the run is finished, but its lines have no {metric} or not what was compiled"
-        raise ValueError(f"{folder}: {why}; remove the folder and go on")
-    return Outcome(contender, seed, tuple(lines), refreshes, peak)
+        raise UserError(f"{folder}: {why}; remove the folder and go on")
+    if not all(math.isfinite(point.value) for point in points):
+        return Run(seed=seed)
+    return Run(seed=seed, points=points, refreshes=refreshes, peak=peak)
 
 
-def best(task: Task, outcome: Outcome) -> float:
-    """The best value of a run."""
-    values = [line[task.metric] for line in outcome.evaluations]
-    return max(values) if task.higher_is_better else min(values)
-
-
-def first_reached(task: Task, outcome: Outcome, target: float) -> Line | None:
-    """The first evaluation that is at least as good as the target, or None."""
-    sign = 1.0 if task.higher_is_better else -1.0
-    return next((line for line in outcome.evaluations if sign * line[task.metric] >= sign * target), None)
-
-
-def without_compiling(line: Line) -> float:
-    """Seconds of training up to an evaluation, without compilation."""
-    return float(line["seconds"] - line["compiling"])
-
-
-def first_of_best(task: Task, values: Sequence[float | None]) -> int:
-    """Index of the best run of a search. None is a run that broke down; if all did, the index is 0."""
-    sign = -1.0 if task.higher_is_better else 1.0
-    costs = [math.inf if value is None else sign * value for value in values]
-    return costs.index(min(costs))
-
-
-def target_of(task: Task, outcomes: Sequence[Outcome], broken: Mapping[str, int]) -> tuple[str, float]:
-    """The optimizer that sets the target, the one with the best mean of best values, and that mean.
-
-    An optimizer with a run that broke down is left out, since the mean over its other seeds would be biased.
-    """
-    found: dict[str, float] = {}
-    for contender in task.contenders:
-        values = [best(task, each) for each in outcomes if each.contender == contender.name]
-        if values and contender.sets_target and not broken.get(contender.name):
-            found[contender.name] = statistics.fmean(values)
-    if not found:
-        how = " with every seed" if broken else ""
-        raise NoTargetError(f"{task.name}: none of {task.setters} has finished{how}, so that there is no target")
-    name = (max if task.higher_is_better else min)(found, key=lambda each: found[each])
-    return name, found[name]
-
-
-def rows(
-    task: Task, outcomes: Sequence[Outcome], broken: Mapping[str, int], setter: str, target: float
-) -> list[Row]:  # fmt: skip
-    """One row for each contender that has finished runs, in the task's order.
-
-    The target is a mean over the setter's seeds, so some of these seeds may miss it. Costs are means over the seeds
-    that reached the target, and ``reached`` is their number. If seeds scatter, this favours the setter, of which only
-    the better seeds count. Therefore each seed is also compared with the setter's best value for that seed (same
-    initial weights and batch order), which the setter reaches by definition.
-    """
-    setters = {each.seed: each for each in outcomes if each.contender == setter}
-    found = []
-    for contender in task.contenders:
-        own = [each for each in outcomes if each.contender == contender.name]
-        if not own:
-            continue
-        hits = [line for each in own if (line := first_reached(task, each, target)) is not None]
-        pairs = [pair for each in own if each.seed in setters and (pair := _pair(task, each, setters[each.seed]))]
-        found.append(
-            Row(
-                contender.name,
-                tuple(best(task, each) for each in own),
-                tuple(each.evaluations[-1][task.metric] for each in own),
-                _mean([line["epoch"] for line in hits]),
-                _mean([line["step"] for line in hits]),
-                _mean([without_compiling(line) for line in hits]),
-                _mean([line["seconds"] for line in hits]),
-                len(hits),
-                statistics.fmean([each.refreshes for each in own]),
-                max(each.peak for each in own),
-                _mean([epochs for epochs, _ in pairs]),
-                _mean([seconds for _, seconds in pairs]),
-                len(pairs),
-                len(own) + broken.get(contender.name, 0),
-            )
-        )
-    return found
-
-
-def _pair(task: Task, outcome: Outcome, setter: Outcome) -> tuple[float, float] | None:
-    """Epochs and seconds of a run to the best value of the setter's run with the same seed, as ratios to the setter's.
-
-    None if the run does not reach that value.
-    """
-    own = best(task, setter)
-    base, line = first_reached(task, setter, own), first_reached(task, outcome, own)
-    if base is None or line is None:
-        return None
-    return line["epoch"] / base["epoch"], without_compiling(line) / without_compiling(base)
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    """The mean, or None of an empty sequence."""
-    return statistics.fmean(values) if values else None
+def _point(line: Mapping[str, Any], metric: str) -> Point:
+    """A line of a run's metrics file; the caller tells a value that is not finite."""
+    return Point.model_construct(
+        epoch=float(line["epoch"]),
+        step=line["step"],
+        seconds=float(line["seconds"]),
+        compiling=float(line["compiling"]),
+        value=float(line[metric]),
+    )

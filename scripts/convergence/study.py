@@ -1,0 +1,118 @@
+"""The benchmark of one task: search, target, choice among the trials, and the runs with the test seeds, in turns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from scripts.convergence import measures, search
+from scripts.convergence.bench import Bench, Job
+from scripts.convergence.pace import Pace
+from scripts.convergence.results import ContenderResult, Run, TaskResult, Trial
+from scripts.convergence.rules import LENGTH, Rules
+from scripts.convergence.search import Values
+
+TO_TARGET, EQUAL_BUDGET = "to-target", "equal-budget"  # names of the two comparisons in folders
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A contender's values for each of the two comparisons; equal ones are trained once."""
+
+    to_target: Values
+    equal_budget: Values
+
+
+@dataclass(frozen=True)
+class Study:
+    """A task's runs.
+
+    Attributes:
+        rules: The rules.
+        task: Name of the task.
+        names: Names of the contenders that take part. Those that set the target are always tuned.
+        folder: Folder of the task's runs.
+        bench: Does the runs.
+    """
+
+    rules: Rules
+    task: str
+    names: Sequence[str]
+    folder: Path
+    bench: Bench
+
+    @property
+    def tuned(self) -> list[str]:
+        """Names of the contenders that are tuned, in the rules' order."""
+        needed = {self.rules.searched_as(name) for name in self.names} | {
+            self.rules.searched_as(name) for name in self._setters
+        }
+        return [name for name in self.rules.contenders if name in needed]
+
+    @property
+    def _setters(self) -> list[str]:
+        return [] if self.rules.tasks[self.task].target is not None else self.rules.target.set_by
+
+    def do(self) -> TaskResult:
+        """Do all runs that are not done, and return what came out."""
+        drawn = {name: search.trials(self.rules, self.task, name) for name in self.tuned}
+        most = sum(map(len, drawn.values())) + 2 * len(self.names) * len(self.rules.test_seeds)
+        self.bench.pace = Pace(most, self.bench.jobs)
+        trials = self._search(drawn)
+        target, setter = measures.target_of(self.rules, self.task, trials)
+        task = self.rules.tasks[self.task]
+        chosen: dict[str, Chosen] = {}
+        for name in self.names:
+            own = trials.get(self.rules.searched_as(name), [])
+            if len(own) == self.rules.trials:
+                fast, good = measures.fastest(task, own, target), measures.ends_best(task, own)
+                chosen[name] = Chosen(
+                    own[fast].values, own[good].values | ({LENGTH: 1.0} if LENGTH in own[good].values else {})
+                )
+        found = self._test(chosen)
+        contenders = {
+            name: ContenderResult(trials=trials.get(name, []), **found.get(name, {}))
+            for name in self.rules.contenders
+            if name in trials or name in found
+        }
+        return TaskResult(target=target, set_by=setter, contenders=contenders)
+
+    def _search(self, drawn: Mapping[str, Sequence[Values]]) -> dict[str, list[Trial]]:
+        """Do the trials of each contender; of unfinished ones, only those before the first unfinished trial."""
+        jobs = [
+            self._job(name, values, self.rules.tuning_seed, f"trial-{index}")
+            for name, trials in drawn.items()
+            for index, values in enumerate(trials)
+        ]
+        runs = iter(self.bench.run_all(jobs))
+        found: dict[str, list[Trial]] = {}
+        for name, trials in drawn.items():
+            done = [(values, next(runs)) for values in trials]
+            found[name] = [Trial(values=values, run=run) for values, run in done if run is not None]
+        return found
+
+    def _test(self, chosen: Mapping[str, Chosen]) -> dict[str, dict[str, list[Run]]]:
+        """Train all contenders with one test seed after the other, so that a slow phase of the machine meets all."""
+        places: list[tuple[str, str]] = []
+        jobs: list[Job] = []
+        for seed in self.rules.test_seeds:
+            for name, each in chosen.items():
+                jobs.append(self._job(name, each.to_target, seed, f"{TO_TARGET}-{seed}"))
+                places.append((name, "to_target"))
+                if each.equal_budget != each.to_target:
+                    jobs.append(self._job(name, each.equal_budget, seed, f"{EQUAL_BUDGET}-{seed}"))
+                    places.append((name, "equal_budget"))
+        self.bench.pace.total -= 2 * len(chosen) * len(self.rules.test_seeds) - len(jobs)
+        found: dict[str, dict[str, list[Run]]] = {}
+        for (name, part), run in zip(places, self.bench.run_all(jobs), strict=True):
+            if run is not None:
+                found.setdefault(name, {}).setdefault(part, []).append(run)
+        for name, parts in found.items():
+            if chosen[name].equal_budget == chosen[name].to_target:
+                parts["equal_budget"] = parts.get("to_target", [])
+        return found
+
+    def _job(self, name: str, values: Values, seed: int, run: str) -> Job:
+        settings = search.settings(self.rules, self.task, name, values, seed)
+        return Job(self.folder / name / run, settings, self.rules.tasks[self.task].metric)

@@ -1,0 +1,130 @@
+"""Results as Markdown tables: time to target, equal budget, what tuning buys."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from scripts.convergence import measures
+from scripts.convergence.measures import EqualBudget, Spread, ToTarget
+from scripts.convergence.results import Results, TaskResult
+from scripts.convergence.rules import Rules, Task
+
+MISSED = "not reached"
+
+
+def markdown(results: Results) -> str:
+    """All tables of all tasks."""
+    parts = [of_task(results.rules, name, found) for name, found in results.tasks.items()]
+    machine = ", ".join(f"{key} {value}" for key, value in results.machine.items())
+    return "\n\n".join([f"Measured on: {machine}.", *parts]) + "\n"
+
+
+def of_task(rules: Rules, name: str, found: TaskResult) -> str:
+    """The three tables of one task."""
+    task = rules.tasks[name]
+    by = "given by the rules"
+    if found.set_by is not None:
+        loose = f", loosened by {rules.target.slack:.0%}" if rules.target.slack else ""
+        by = f"set by the trials of {rules.contenders[found.set_by].title}{loose}"
+    parts = [f"**{task.title}.** Target: {value(task, found.target)}, {by}."]
+    rows = {
+        each: measures.to_target(task, found.contenders[each].to_target, found.target)
+        for each in measures.measured(found, lambda part: part.to_target)
+    }
+    if rows:
+        parts.append(_to_target(rules, task, rows))
+    budget = {
+        each: measures.equal_budget(task, found.contenders[each].equal_budget)
+        for each in measures.measured(found, lambda part: part.equal_budget)
+    }
+    if budget:
+        parts.append(_equal_budget(rules, task, budget))
+    parts.append(_tuning(rules, task, found))
+    return "\n\n".join(parts)
+
+
+def _to_target(rules: Rules, task: Task, rows: dict[str, ToTarget]) -> str:
+    """The table of time to target; medians over seeds, and ratios to the best of two groups."""
+    groups = (rules.target.set_by, measures.first_order(rules))
+    bases = {
+        key: [measures.cheapest({name: getattr(row, key) for name, row in rows.items()}, group) for group in groups]
+        for key in ("epochs", "seconds", "with_compiling")
+    }
+    titles = ", ".join(rules.contenders[name].title for name in groups[0])
+    lines = [
+        f"*Time to target*: medians over seeds; in brackets the ratio to the best of {titles}, then to the best of all "
+        "first-order optimizers.",
+        "",
+        "| optimizer | epochs | seconds | seconds with compiling | reached | refreshes | final value | peak, MiB |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for name, row in rows.items():
+        cells = [
+            rules.contenders[name].title,
+            _cost(row.epochs, bases["epochs"], 2),
+            _cost(row.seconds, bases["seconds"], 0),
+            _cost(row.with_compiling, bases["with_compiling"], 0),
+            f"{row.reached} of {row.runs}",
+            f"{row.refreshes:.0f}",
+            value(task, row.final.median),
+            f"{row.peak / 2**20:.0f}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _equal_budget(rules: Rules, task: Task, rows: dict[str, EqualBudget]) -> str:
+    """The table of values after equally many epochs."""
+    lines = [
+        f"*Equal budget*: every optimizer for {task.epochs} epochs; medians over seeds, lowest to highest.",
+        "",
+        "| optimizer | final value | best value | seconds | refreshes | peak, MiB | broke down |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, row in rows.items():
+        cells = [
+            rules.contenders[name].title, _spread(task, row.final), value(task, row.best.median),
+            "-" if math.isinf(row.seconds) else f"{row.seconds:.0f}", f"{row.refreshes:.0f}",
+            f"{row.peak / 2**20:.0f}", f"{row.broke_down} of {row.runs}",
+        ]  # fmt: skip
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _tuning(rules: Rules, task: Task, found: TaskResult) -> str:
+    """The table of what tuning buys."""
+    lines = [
+        f"*What tuning buys*: the first guess against the best of {rules.trials} trials, with the tuning seed.",
+        "",
+        "| optimizer | final value, first guess | best trial | epochs to target, first guess | best trial |",
+        "|---|---|---|---|---|",
+    ]
+    for name, each in found.contenders.items():
+        if each.trials:
+            row = measures.tuning(task, each.trials, found.target)
+            cells = [
+                rules.contenders[name].title, value(task, row.first_final), value(task, row.best_final),
+                _cost(row.first_epochs, (), 2), _cost(row.best_epochs, (), 2),
+            ]  # fmt: skip
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def value(task: Task, number: float) -> str:
+    """A value of the metric: in percent if it is an accuracy."""
+    if math.isinf(number):
+        return "broke down"
+    return f"{number:.2%}" if task.higher_is_better else f"{number:.3f}"
+
+
+def _spread(task: Task, found: Spread) -> str:
+    return f"{value(task, found.median)} ({value(task, found.low)} to {value(task, found.high)})"
+
+
+def _cost(cost: float, bases: Sequence[float], digits: int) -> str:
+    """A cost, with its ratios to finite bases."""
+    if math.isinf(cost):
+        return MISSED
+    ratios = ["-" if math.isinf(base) else f"{cost / base:.2f}" for base in bases]
+    return f"{cost:.{digits}f}" + (f" ({', '.join(ratios)})" if ratios else "")

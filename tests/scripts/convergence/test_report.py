@@ -1,0 +1,107 @@
+"""results.json, and that tables and pictures say what it says."""
+
+import math
+
+import matplotlib.image
+import numpy as np
+import pytest
+
+from scripts.convergence import measures, picture, report, results, tables
+from scripts.convergence.report import Report
+from tests.scripts.convergence.made import ACCURACIES, ERRORS, FULL, RESULTS
+from thor.runtime.errors import UserError
+
+
+def test_tables_by_hand():
+    text = tables.of_task(FULL, "autoencoder", ERRORS)
+    assert "Target: 5.000, set by the trials of Adam, loosened by 2%." in text
+    lines = text.splitlines()
+    assert "| Adam | 2.00 (1.00, 1.00) | 20 (1.00, 1.00) | 22 (1.00, 1.00) | 2 of 3 | 8 | 5.000 | 1024 |" in lines
+    assert "| Muon | not reached | not reached | not reached | 1 of 3 | 8 | 6.000 | 1024 |" in lines
+    assert "| THOR | 0.50 (0.25, 0.25) | 5 (0.25, 0.25) | 25 (1.14, 1.14) | 3 of 3 | 8 | 3.000 | 1024 |" in lines
+    assert "| Adam | 4.600 (4.100 to 5.500) | 4.500 | 20 | 8 | 1024 | 0 of 3 |" in lines
+    assert "| Muon | 4.400 (4.000 to broke down) | 4.400 | 20 | 8 | 1024 | 1 of 3 |" in lines
+    assert "| Adam | 6.000 | 4.900 | not reached | 1.00 |" in lines
+    assert not any(line.startswith("| THOR | ") and line.count("|") == 6 for line in lines), "it has no trials here"
+
+
+def test_percent_where_the_metric_is_an_accuracy():
+    text = tables.of_task(FULL, "resnet8-128", ACCURACIES)
+    assert "Target: 80.00%" in text and "| THOR | 90.00% (90.00% to 90.00%) | 90.00% |" in text
+    figure = picture.of_task(RESULTS, "resnet8-128")
+    assert figure.axes[0].get_ylabel() == "test accuracy, %"
+
+
+def lines_of(axes, prefix):
+    return {gid.removeprefix(prefix): line for line in axes.lines if (gid := str(line.get_gid())).startswith(prefix)}
+
+
+@pytest.mark.parametrize("name", list(RESULTS.tasks))
+def test_the_pictures_ends_and_crossings_are_the_tables_numbers(name):
+    task, found = FULL.tasks[name], RESULTS.tasks[name]
+    left, right = picture.of_task(RESULTS, name).axes
+    text = tables.of_task(FULL, name, found)
+    for axes, part in ((left, "to_target"), (right, "equal_budget")):
+        lines = lines_of(axes, picture.MEDIAN)
+        assert list(lines) == list(found.contenders)
+        for contender, line in lines.items():
+            runs = getattr(found.contenders[contender], part)
+            final = getattr(measures, part)(task, runs, *([found.target] if part == "to_target" else [])).final.median
+            if math.isfinite(final):
+                end = float(np.asarray(line.get_ydata())[-1])
+                assert end == picture.scaled(task, final)
+                shown = f"{end:.2f}%" if task.higher_is_better else f"{end:.3f}"
+                title = FULL.contenders[contender].title
+                rows = [row for row in text.splitlines() if row.startswith(f"| {title} |")]
+                assert shown in rows[0 if axes is left else 1], "as the table has it"
+                assert line.get_label() == title
+    crossings = lines_of(left, picture.CROSSING)
+    for contender, each in found.contenders.items():
+        cost = measures.to_target(task, each.to_target, found.target).with_compiling
+        assert (contender in crossings) == math.isfinite(cost)
+        if contender in crossings:
+            place = (crossings[contender].get_xdata()[0], crossings[contender].get_ydata()[0])
+            assert place == (cost, picture.scaled(task, found.target))
+
+
+def test_the_range_of_the_metric_has_the_target_and_every_end():
+    for name, found in RESULTS.tasks.items():
+        left, right = picture.of_task(RESULTS, name).axes
+        low, high = left.get_ylim()
+        ends = [line.get_ydata()[-1] for axes in (left, right) for line in lines_of(axes, picture.MEDIAN).values()]
+        assert all(low < value < high for value in [*ends, picture.scaled(FULL.tasks[name], found.target)])
+
+
+def test_results_come_back_as_they_were(tmp_path):
+    results.write(RESULTS, tmp_path / "results.json")
+    assert results.read(tmp_path / "results.json") == RESULTS
+
+
+def test_a_report_is_added_to_task_by_task(tmp_path):
+    assert "Target: 80.00%" in Report(tmp_path, FULL).add("resnet8-128", ACCURACIES)
+    Report(tmp_path, FULL).add("autoencoder", ERRORS)
+    found = results.read(tmp_path / "results.json")
+    assert list(found.tasks) == ["autoencoder", "resnet8-128"] and found.machine["cores"].isdigit()
+    text = (tmp_path / "results.md").read_text()
+    assert text.count("*Time to target*") == 2 and "Measured on: processor " in text
+    for name in found.tasks:
+        assert matplotlib.image.imread(tmp_path / f"{name}.png").shape[1] == 1400
+    with pytest.raises(UserError, match=r"results\.json: was made by other rules; give another --out, or remove"):
+        Report(tmp_path, FULL.model_copy(update={"trials": 6}))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("{", "Invalid JSON"), ("{}", "rules: Field required; run.py --report-only makes the file anew")],
+)
+def test_a_damaged_file_is_named(text, message, tmp_path):
+    (tmp_path / "results.json").write_text(text)
+    with pytest.raises(UserError, match=rf"results\.json: .*{message}"):
+        report.Report(tmp_path, FULL)
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"finished": true}', '{"finished": true, "phases": [], "refreshes": 1}'])
+def test_a_damaged_summary_of_a_run_is_named(text, tmp_path):
+    (tmp_path / "summary.json").write_text(text)
+    with pytest.raises(UserError, match=r"summary\.json: no summary of a run \(.*remove the run's folder"):
+        results.read_run(tmp_path, 1, "test_error")
