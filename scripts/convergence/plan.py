@@ -50,7 +50,8 @@ def _part(rules: Rules, name: str, names: Sequence[str]) -> Part:
 
 def _seconds(rules: Rules, task: str, contender: str, epochs: float) -> float:
     """Estimated seconds of a run on one core."""
-    return rules.start_seconds + epochs * rules.tasks[task].seconds_per_epoch * rules.contenders[contender].cost
+    own = rules.contenders[contender]
+    return own.start_seconds + epochs * rules.tasks[task].seconds_per_epoch * own.cost
 
 
 def shown(parts: dict[str, Part], jobs: int) -> str:

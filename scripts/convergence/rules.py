@@ -67,6 +67,7 @@ class Contender(Settings):
         title: Name in tables and pictures.
         optimizer: Name of the optimizer in train.py.
         cost: Time of an epoch, relative to Adam's, for the estimate of hours.
+        start_seconds: Time of a run before its second step, most of it compilation, for the estimate of hours.
         space: The space of each setting that is searched, or a space's name.
         fixed: Settings that are not searched.
         preset: Published settings, which depend on the length of a run and are not searched.
@@ -76,6 +77,7 @@ class Contender(Settings):
     title: str
     optimizer: Literal["thor", "momentum", "adam", "adafactor", "muon", "soap"]
     cost: Positive
+    start_seconds: NonNegative
     space: Mapping[str, Annotated[Any, PlainValidator(_space_or_name)]] = {}
     fixed: Mapping[str, Any] = {}
     preset: Literal["paper"] | None = None
@@ -169,7 +171,6 @@ class Rules(Settings):
         tuning_seed: Seed of all trials.
         test_seeds: Seeds of the runs that count.
         target: How targets are found.
-        start_seconds: Time of a run before its first step, for the estimate of hours.
         spaces: Spaces that contenders name, for all tasks.
         contenders, tasks: By name, which is also the name of their folders.
         quick: The size of --quick.
@@ -180,7 +181,6 @@ class Rules(Settings):
     tuning_seed: Annotated[int, Field(ge=0, lt=2**32)]
     test_seeds: Annotated[list[Annotated[int, Field(ge=0, lt=2**32)]], Field(min_length=1)]
     target: Target
-    start_seconds: NonNegative
     spaces: Spaces = {}
     contenders: Mapping[str, Contender]
     tasks: Mapping[str, Task]

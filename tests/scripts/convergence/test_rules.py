@@ -129,17 +129,19 @@ def test_a_smaller_file_takes_over_what_it_does_not_set(tmp_path):
 def test_the_plan_by_hand():
     """Two contenders, of which one takes over the other's values; momentum and adafactor set the target too."""
     task = FULL.tasks["vit"].model_copy(update={"epochs": 10, "seconds_per_epoch": 36.0})
-    contenders = {name: each.model_copy(update={"cost": 1.0}) for name, each in FULL.contenders.items()}
-    kept = {"tasks": {"vit": task}, "contenders": contenders, "start_seconds": 0.0, "trials": 1}
+    contenders = {
+        name: each.model_copy(update={"cost": 1.0, "start_seconds": 3.6}) for name, each in FULL.contenders.items()
+    }
+    kept = {"tasks": {"vit": task}, "contenders": contenders, "trials": 1}
     fixed = FULL.model_copy(update={**kept, "test_seeds": [1, 2]})
     (part,) = plan.plan(fixed, ["vit"], ["thor", "thor_stop"]).values()
     assert (part.trials, part.tests) == (4, 2 * 2 * 2)
     epochs = 4 * 10 + 2 * 2 * (10 + 6)  # the lengths 1.0, 0.5 and 0.3 have a mean of 0.6
-    assert part.core_hours == pytest.approx(epochs * 36 / 3600)
+    assert part.core_hours == pytest.approx((epochs * 36 + (4 + 8) * 3.6) / 3600)
     with_target = fixed.model_copy(update={"tasks": {"vit": task.model_copy(update={"target": 0.8})}})
     assert plan.plan(with_target, ["vit"], ["thor", "thor_stop"])["vit"].trials == 1
     text = plan.shown({"vit": part}, 2)
-    assert "| vit | 4 | 8 | 1.0 |" in text and text.endswith("about 0.5 hours.")
+    assert "| vit | 4 | 8 | 1.1 |" in text and text.endswith("about 0.5 hours.")
 
 
 def test_ranges_are_of_sensible_width():
