@@ -44,9 +44,11 @@ def of_task(results: Results, name: str) -> Figure:
     left, right = figure.subplots(1, 2, sharey=True)
     colours = dict(zip(results.rules.contenders, matplotlib.colormaps["tab10"].colors, strict=False))  # type: ignore[attr-defined]
     for contender, each in found.contenders.items():
-        title, colour = results.rules.contenders[contender].title, colours.get(contender, "black")
-        _curve(left, task, each.to_target, lambda point: point.seconds, contender, title, colour)
-        _curve(right, task, each.equal_budget, lambda point: point.epoch, contender, title, colour)
+        own, colour = results.rules.contenders[contender], colours.get(contender, "black")
+        # a contender with another one's values may lie on its curve, which dashes let show
+        look = {"color": colour, "linestyle": "--" if own.tuned_as else "-", "label": own.title}
+        _curve(left, task, each.to_target, lambda point: point.seconds, contender, look)
+        _curve(right, task, each.equal_budget, lambda point: point.epoch, contender, look)
         if each.to_target:
             cost = measures.to_target(task, each.to_target, found.target).with_compiling
             if math.isfinite(cost):
@@ -85,21 +87,19 @@ def scaled(task: Task, value: float) -> float:
 
 
 def _curve(
-    axes: Axes, task: Task, runs: Sequence[Run], x: Callable[[Point], float], contender: str, title: str, colour: Any
+    axes: Axes, task: Task, runs: Sequence[Run], x: Callable[[Point], float], contender: str, look: dict[str, Any]
 ) -> None:  # fmt: skip
     """Draw the median over seeds and the band around it, where these are finite."""
     points = [(at, each) for at, each in measures.curve(task, runs, x) if math.isfinite(each.median)] if runs else []
     if not points:
         return
     places = [at for at, _ in points]
-    axes.plot(
-        places, [scaled(task, each.median) for _, each in points], color=colour, linewidth=1.4, label=title,
-        gid=f"{MEDIAN}{contender}",
-    )  # fmt: skip
+    medians = [scaled(task, each.median) for _, each in points]
+    axes.plot(places, medians, linewidth=1.4, gid=f"{MEDIAN}{contender}", **look)
     low = [scaled(task, each.low) for _, each in points]
     high = [scaled(task, each.high) for _, each in points]
     if all(map(math.isfinite, low + high)):
-        axes.fill_between(places, low, high, color=colour, alpha=0.15, linewidth=0)
+        axes.fill_between(places, low, high, color=look["color"], alpha=0.15, linewidth=0)
 
 
 def _limit(axes: Axes, task: Task, target: float) -> None:
@@ -110,8 +110,10 @@ def _limit(axes: Axes, task: Task, target: float) -> None:
     if not values:
         return
     if task.higher_is_better:
-        top = max(*values, goal)
-        axes.set_ylim(goal - 6 * max(top - goal, 1.0), top + max(0.3, 0.1 * (top - goal)))
+        top, bottom = max(*values, goal), min(*values, goal)
+        edge = max(0.3, 0.05 * (top - bottom))
+        axes.set_ylim(max(bottom, goal - 6 * max(top - goal, 1.0)) - edge, top + edge)
     else:
-        low = min(*values, goal)
-        axes.set_ylim(low - 0.05 * (goal - low + 0.02 * goal), goal + 1.2 * max(goal - low, 0.3 * goal))
+        low, high = min(*values, goal), max(*values, goal)
+        edge = 0.05 * (goal - low + 0.02 * goal)
+        axes.set_ylim(low - edge, min(high, goal + 1.2 * max(goal - low, 0.3 * goal)) + edge)

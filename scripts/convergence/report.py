@@ -9,7 +9,7 @@ from pathlib import Path
 from scripts.common.atomic_write import write_atomically
 from scripts.common.cpu_cores import available_cores
 from scripts.convergence import picture, results, tables
-from scripts.convergence.results import Results, TaskResult
+from scripts.convergence.results import ANEW, Results, TaskResult
 from scripts.convergence.rules import Rules
 from thor.runtime.errors import UserError
 
@@ -30,9 +30,7 @@ class Report:
         if self.path.is_file():
             before = results.read(self.path)
             if before.rules != rules:
-                raise UserError(
-                    f"{self.path}: was made by other rules; give another --out, or remove the folder {folder}"
-                )
+                raise UserError(f"{self.path}: was made by other rules; give another --out, or remove it: {ANEW}")
             self._results = self._results.model_copy(update={"tasks": before.tasks})
 
     def add(self, task: str, found: TaskResult) -> str:

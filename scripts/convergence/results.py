@@ -19,6 +19,7 @@ from scripts.settings.types import Settings
 from thor.runtime.errors import UserError
 from thor.runtime.json_files import parse
 
+ANEW = "run.py --report-only makes it anew"
 FAILED = "failed.txt"  # in the folder of a run that broke down
 
 
@@ -117,7 +118,7 @@ def read(path: Path) -> Results:
     except ValidationError as error:
         detail = error.errors()[0]
         where = ".".join(str(part) for part in detail["loc"])
-        raise UserError(f"{path}: {where}: {detail['msg']}; run.py --report-only makes the file anew") from None
+        raise UserError(f"{path}: {where}: {detail['msg']}; remove it: {ANEW}") from None
 
 
 def write(results: Results, path: Path) -> None:

@@ -63,8 +63,8 @@ def _to_target(rules: Rules, task: Task, rows: dict[str, ToTarget]) -> str:
         cells = [
             rules.contenders[name].title,
             _cost(row.epochs, bases["epochs"], 2),
-            _cost(row.seconds, bases["seconds"], 0),
-            _cost(row.with_compiling, bases["with_compiling"], 0),
+            _cost(row.seconds, bases["seconds"], _digits(row.seconds)),
+            _cost(row.with_compiling, bases["with_compiling"], _digits(row.with_compiling)),
             f"{row.reached} of {row.runs}",
             f"{row.refreshes:.0f}",
             value(task, row.final.median),
@@ -85,7 +85,7 @@ def _equal_budget(rules: Rules, task: Task, rows: dict[str, EqualBudget]) -> str
     for name, row in rows.items():
         cells = [
             rules.contenders[name].title, _spread(task, row.final), value(task, row.best.median),
-            "-" if math.isinf(row.seconds) else f"{row.seconds:.0f}", f"{row.refreshes:.0f}",
+            "-" if math.isinf(row.seconds) else f"{row.seconds:.{_digits(row.seconds)}f}", f"{row.refreshes:.0f}",
             f"{row.peak / 2**20:.0f}", f"{row.broke_down} of {row.runs}",
         ]  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |")
@@ -120,6 +120,11 @@ def value(task: Task, number: float) -> str:
 
 def _spread(task: Task, found: Spread) -> str:
     return f"{value(task, found.median)} ({value(task, found.low)} to {value(task, found.high)})"
+
+
+def _digits(seconds: float) -> int:
+    """Decimals of a number of seconds."""
+    return 0 if seconds >= 10 else 1
 
 
 def _cost(cost: float, bases: Sequence[float], digits: int) -> str:

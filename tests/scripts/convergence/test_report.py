@@ -18,7 +18,7 @@ def test_tables_by_hand():
     lines = text.splitlines()
     assert "| Adam | 2.00 (1.00, 1.00) | 20 (1.00, 1.00) | 22 (1.00, 1.00) | 2 of 3 | 8 | 5.000 | 1024 |" in lines
     assert "| Muon | not reached | not reached | not reached | 1 of 3 | 8 | 6.000 | 1024 |" in lines
-    assert "| THOR | 0.50 (0.25, 0.25) | 5 (0.25, 0.25) | 25 (1.14, 1.14) | 3 of 3 | 8 | 3.000 | 1024 |" in lines
+    assert "| THOR | 0.50 (0.25, 0.25) | 5.0 (0.25, 0.25) | 25 (1.14, 1.14) | 3 of 3 | 8 | 3.000 | 1024 |" in lines
     assert "| Adam | 4.600 (4.100 to 5.500) | 4.500 | 20 | 8 | 1024 | 0 of 3 |" in lines
     assert "| Muon | 4.400 (4.000 to broke down) | 4.400 | 20 | 8 | 1024 | 1 of 3 |" in lines
     assert "| Adam | 6.000 | 4.900 | not reached | 1.00 |" in lines
@@ -86,13 +86,13 @@ def test_a_report_is_added_to_task_by_task(tmp_path):
     assert text.count("*Time to target*") == 2 and "Measured on: processor " in text
     for name in found.tasks:
         assert matplotlib.image.imread(tmp_path / f"{name}.png").shape[1] == 1400
-    with pytest.raises(UserError, match=r"results\.json: was made by other rules; give another --out, or remove"):
+    with pytest.raises(UserError, match=r"results\.json: was made by other rules; give another --out, or remove it"):
         Report(tmp_path, FULL.model_copy(update={"trials": 6}))
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("{", "Invalid JSON"), ("{}", "rules: Field required; run.py --report-only makes the file anew")],
+    [("{", "Invalid JSON"), ("{}", "rules: Field required; remove it: run.py --report-only makes it anew")],
 )
 def test_a_damaged_file_is_named(text, message, tmp_path):
     (tmp_path / "results.json").write_text(text)
