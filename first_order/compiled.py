@@ -8,9 +8,9 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from mindspore import Parameter, nn
-from mindspore.graph.api import _cell_graph_executor, _pynative_executor
 
 from first_order.cells import set_unregistered
+from first_order.mindspore_versions import compiler
 
 
 class CompiledFunction:
@@ -55,7 +55,7 @@ class CompiledFunction:
 
 def _free(cell: _Graph) -> None:
     """Free the graphs of a Cell, which MindSpore keeps otherwise."""
-    _cell_graph_executor.del_net_res(cell, set(cell.compile_cache))
+    compiler._cell_graph_executor.del_net_res(cell, set(cell.compile_cache))
     cell.compile_cache.clear()
 
 
@@ -70,7 +70,7 @@ def clear_failed_call() -> None:
 
     MindSpore would go on recording operators for a gradient or a graph that never comes, and fail in other places.
     """
-    _pynative_executor.clear_res()
+    compiler._pynative_executor.clear_res()
 
 
 class _Graph(nn.Cell):

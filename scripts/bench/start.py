@@ -24,11 +24,11 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import mindspore as ms
-from mindspore.graph import api
 from rich.console import Console
 from rich.table import Table
 
 import thor
+from first_order.mindspore_versions import compiler
 from scripts.bench.step import ThorPhases, first_order_step, network, timed
 from scripts.common.arguments import count, file_to_write
 from scripts.common.atomic_write import write_results
@@ -45,7 +45,7 @@ IMPORT = "import time; begin = time.perf_counter(); import {}; print(time.perf_c
 def compilations() -> Iterator[dict[str, float]]:
     """Context that yields the seconds of MindSpore's compilation of each function, by the function's name."""
     seconds: dict[str, float] = {}
-    original = api._CellGraphExecutor.compile
+    original = compiler._CellGraphExecutor.compile
 
     def measured(self, cell, *arguments, **options):
         begin = time.perf_counter()
@@ -54,11 +54,11 @@ def compilations() -> Iterator[dict[str, float]]:
             seconds.setdefault(cell.function.__name__, time.perf_counter() - begin)
         return phase, compiled
 
-    api._CellGraphExecutor.compile = measured
+    compiler._CellGraphExecutor.compile = measured
     try:
         yield seconds
     finally:
-        api._CellGraphExecutor.compile = original
+        compiler._CellGraphExecutor.compile = original
 
 
 def measure_thor(name: str) -> dict[str, Any]:

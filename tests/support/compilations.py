@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from mindspore.graph import api
+from first_order.mindspore_versions import compiler
 
 
 def count_compilations(monkeypatch: Any) -> Callable[[], int]:
@@ -19,6 +19,6 @@ def count_compilations(monkeypatch: Any) -> Callable[[], int]:
 
         return run
 
-    for owner in (api.GraphExecutor_, api.JitExecutor_):
+    for owner in (compiler.GraphExecutor_, compiler.JitExecutor_):
         monkeypatch.setattr(owner, "compile", counted(owner.compile))
     return lambda: count[0]
