@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import shutil
 import socket
 import subprocess
@@ -20,8 +21,8 @@ from typing import Annotated
 import numpy
 import typer
 
-from thor.cli import arguments, doctor_findings
-from thor.cli.doctor_findings import Finding
+from thor.cli import arguments, ascend_findings, doctor_findings
+from thor.cli.finding import Finding, Level
 from thor.cli.terminal import console, say
 from thor.runtime.errors import UserError
 from thor.runtime.memory import available_memory
@@ -70,6 +71,8 @@ def examine(wanted: str, ports: Sequence[int], shared: Path | None, others: Sequ
     yield from doctor_findings.versions(sys.version_info[:3], mindspore.__version__, numpy.__version__)
     tools = {name: shutil.which(name) for name in TOOLS}
     yield doctor_findings.device(wanted, device.present(), tools, os.environ)
+    if wanted == "Ascend" or (wanted == "auto" and tools["npu-smi"] is not None):
+        yield from _ascend(mindspore.__version__, "fail" if wanted == "Ascend" else "warn")
     yield doctor_findings.instruction_set(cpu_flags(), device.convolution_path())
     yield doctor_findings.cached_graphs(device.caches_graphs())
     yield doctor_findings.memory(available_memory())
@@ -82,6 +85,22 @@ def examine(wanted: str, ports: Sequence[int], shared: Path | None, others: Sequ
         yield doctor_findings.port(number, is_free(number))
     if shared is not None:
         yield from _shared(shared, others)
+
+
+def _ascend(mindspore: str, level: Level) -> Iterator[Finding]:
+    """Findings about CANN and the driver; a missing one has this level."""
+    files = ascend_findings.cann_files(os.environ, platform.machine())
+    found = next((stated for file in files if (stated := stated_version(file)) is not None), None)
+    yield ascend_findings.cann(mindspore, found, files, level)
+    yield ascend_findings.driver(mindspore, stated_version(ascend_findings.DRIVER_FILE), level)
+
+
+def stated_version(path: str) -> str | None:
+    """The version that a version file states; None where there is no such file, or it states none."""
+    try:
+        return ascend_findings.version_in(Path(path).read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        return None
 
 
 def _shared(folder: Path, others: Sequence[str]) -> Iterator[Finding]:

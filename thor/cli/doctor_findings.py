@@ -6,12 +6,10 @@ The facts are gathered in :mod:`thor.cli.doctor`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
 
-Level = Literal["ok", "warn", "fail"]
+from thor.cli.finding import Finding, Level
+from thor.runtime import supported_versions
 
-TESTED_MINDSPORE = "2.10.0"
 GIB = 2**30
 MEMORY = (1 * GIB, 4 * GIB)  # bytes free: below the first nothing trains, below the second little does
 DISK = (1 * GIB, 10 * GIB)  # bytes free for checkpoints
@@ -19,35 +17,24 @@ SKEW = (2.0, 60.0)  # seconds: checkpoints and logs are told apart by time, make
 FRESH = 900.0  # seconds that another host's mark in the shared folder counts
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One line of the report.
-
-    Attributes:
-        name: What was looked at.
-        level: ``ok``, ``warn`` (it works, or may) or ``fail``.
-        text: What was found.
-        cure: What to do about it; empty where all is well.
-    """
-
-    name: str
-    level: Level
-    text: str
-    cure: str = ""
-
-
 def versions(python: tuple[int, ...], mindspore: str, numpy: str) -> list[Finding]:
-    """Versions of Python, MindSpore and NumPy that go together."""
+    """Versions of Python, MindSpore and NumPy that go together (:mod:`thor.runtime.supported_versions`)."""
     found = ".".join(map(str, python[:2]))
+    release = supported_versions.release(mindspore)
+    pythons = release.pythons if release else supported_versions.PYTHONS
+    supported = ", ".join(each.version for each in supported_versions.RELEASES)
     findings = [
         Finding("python", "ok", found)
-        if python[:2] == (3, 11)
-        else Finding("python", "warn", f"{found}; tested with 3.11", "make a virtual environment with Python 3.11"),
-        Finding("mindspore", "ok", mindspore)
-        if mindspore == TESTED_MINDSPORE
+        if found in pythons
         else Finding(
-            "mindspore", "warn", f"{mindspore}; tested with {TESTED_MINDSPORE}",
-            f"pip install mindspore=={TESTED_MINDSPORE}",
+            "python", "warn", f"{found}; supported are {', '.join(pythons)}",
+            f"make a virtual environment with Python {pythons[-1]}",
+        ),
+        Finding("mindspore", "ok", mindspore)
+        if release
+        else Finding(
+            "mindspore", "warn", f"{mindspore}; supported are {supported}",
+            f"pip install mindspore=={supported_versions.RELEASES[-1].version}",
         ),
     ]  # fmt: skip
     major = numpy.split(".")[0]
@@ -77,16 +64,16 @@ def device(
         if not ascend:
             return Finding("device", level, "no Ascend driver: npu-smi is not on PATH", "install the Ascend driver")
         if "ASCEND_HOME_PATH" not in environment:
-            cure = "source /usr/local/Ascend/ascend-toolkit/set_env.sh (install CANN if it is missing)"
+            cure = "source CANN's set_env.sh, in /usr/local/Ascend/cann or /usr/local/Ascend/ascend-toolkit"
             return Finding("device", level, "driver there, CANN not visible: ASCEND_HOME_PATH is not set", cure)
-        cure = f"install the CANN version that MindSpore {TESTED_MINDSPORE} names, or its matching wheel"
+        cure = "see what is said of cann and driver below"
         return Finding("device", level, "driver and CANN there, but MindSpore cannot use Ascend", cure)
     if not gpu:
         return Finding("device", level, "no NVIDIA driver: nvidia-smi is not on PATH", "install the NVIDIA driver")
     if tools.get("nvcc") is None and "CUDA_HOME" not in environment:
         cure = "install CUDA 11.6 with cuDNN 8, and set CUDA_HOME: MindSpore asks $CUDA_HOME/bin/nvcc for its version"
         return Finding("device", level, "driver there, CUDA not visible: no nvcc, and CUDA_HOME is not set", cure)
-    cure = "use CUDA 11.1 or 11.6 with cuDNN 8: MindSpore 2.10 carries plugins for these"
+    cure = "use CUDA 11.1 or 11.6 with cuDNN 8: MindSpore carries plugins for these"
     return Finding("device", level, "driver and CUDA there, but MindSpore cannot use the GPU", cure)
 
 

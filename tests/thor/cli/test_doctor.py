@@ -7,7 +7,7 @@ import socket
 import pytest
 from typer.testing import CliRunner
 
-from thor.cli import doctor, doctor_findings
+from thor.cli import ascend_findings, doctor, doctor_findings
 from thor.cli.app import app
 
 GIB = 2**30
@@ -21,7 +21,9 @@ def levels(findings):
 
 def test_versions():
     assert levels(doctor_findings.versions((3, 11, 9), "2.10.0", "1.26.4")) == ["ok", "ok", "ok"]
-    assert levels(doctor_findings.versions((3, 12, 1), "2.9.0", "2.1.0")) == ["warn", "warn", "fail"]
+    assert levels(doctor_findings.versions((3, 12, 1), "2.7.1.post1", "1.26.4")) == ["warn", "ok", "ok"]
+    assert "2.7.0, 2.7.1" in doctor_findings.versions((3, 12, 1), "2.6.0", "1.26.4")[1].text
+    assert levels(doctor_findings.versions((3, 13, 0), "3.0.0", "2.1.0")) == ["warn", "warn", "fail"]
     assert "numpy<2" in doctor_findings.versions((3, 11, 9), "2.10.0", "2.1.0")[-1].cure
 
 
@@ -140,6 +142,34 @@ def test_the_command(tmp_path, monkeypatch):
         and f"{tmp_path / 'no'}: no such folder" in bad.stdout
     )
     assert os.listdir(tmp_path) == [doctor.MARKS]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "npu_smi", "names"),
+    [
+        ("CPU", "/usr/bin/npu-smi", []),
+        ("auto", None, []),
+        ("auto", "npu-smi", ["warn"] * 2),
+        ("Ascend", None, ["fail"] * 2),
+    ],
+)
+def test_cann_and_driver_are_looked_for_where_an_ascend_is_wanted_or_there(wanted, npu_smi, names, monkeypatch):
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: npu_smi if name == "npu-smi" else None)
+    monkeypatch.setattr(doctor, "stated_version", lambda path: None)
+    found = [finding.level for finding in doctor.examine(wanted, [], None, []) if finding.name in ("cann", "driver")]
+    assert found == names
+
+
+def test_the_versions_of_an_installation_are_read(tmp_path, monkeypatch):
+    (tmp_path / "compiler").mkdir()
+    (tmp_path / "compiler" / "version.info").write_text("Version=8.5.T5.0.B029\ntimestamp=20260101\n")
+    (tmp_path / "driver.info").write_text("package_version=1\nVersion=25.5.0\n")
+    monkeypatch.setenv("ASCEND_HOME_PATH", str(tmp_path))
+    monkeypatch.setattr(ascend_findings, "DRIVER_FILE", str(tmp_path / "driver.info"))
+    found = {each.name: each for each in doctor.examine("Ascend", [], None, [])}
+    assert found["cann"].text.startswith("8.5.T5.0.B029;") and found["cann"].level == "ok"
+    assert found["driver"].text.startswith("25.5.0;")
+    assert doctor.stated_version(str(tmp_path / "none")) is None
 
 
 def test_wrong_options():
