@@ -10,7 +10,11 @@ import importlib
 from types import ModuleType
 from typing import Any
 
-__all__ = ["compiler"]
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter, ops
+
+__all__ = ["compiler", "ignores_assign"]
 
 
 def first_module(*names: str) -> ModuleType:
@@ -25,3 +29,18 @@ def first_module(*names: str) -> ModuleType:
 
 #: The module that compiles graphs and runs them; before MindSpore 2.9 it stood in ``common``.
 compiler: Any = first_module("mindspore.graph.api", "mindspore.common.api")
+
+#: True where Assign leaves a view of another Tensor as it is and says nothing: MindSpore 2.7. Later versions refuse.
+_ASSIGN_MAY_BE_IGNORED = ms.__version__.startswith("2.7.")
+
+
+def ignores_assign(parameter: Parameter) -> bool:
+    """True if MindSpore does not write into this Parameter, and says nothing of it; its value stays as it is."""
+    if not _ASSIGN_MAY_BE_IGNORED:
+        return False
+    before = parameter.value() + 0
+    numbers = before.astype(ms.float32).asnumpy()
+    ops.assign(parameter, ops.ones_like(before))
+    now = parameter.value().astype(ms.float32).asnumpy()
+    ops.assign(parameter, before)
+    return bool((numbers != 1).any()) and np.array_equal(now, numbers, equal_nan=True)

@@ -10,6 +10,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, ops
 
 from first_order.compiled import clear_failed_call
+from first_order.mindspore_versions import ignores_assign
 
 PREFIX = "thor."
 LARGEST = 2**31 - 1  # largest int32: stands for a step that never comes
@@ -47,13 +48,16 @@ def give_own_storage(weights: Iterable[Parameter]) -> None:
     """Copy the value of each Parameter that is a view of another Tensor.
 
     ``set_data`` with a reshaped Tensor makes such a Parameter. Operator by operator MindSpore's Assign, with which
-    optimizers move weights, refuses to write into it.
+    optimizers move weights, refuses to write into it, or does not write.
     """
     for weight in weights:
         try:
             ops.assign(weight, weight.value() + 0)
+            assigned = not ignores_assign(weight)
         except RuntimeError:
             clear_failed_call()
+            assigned = False
+        if not assigned:
             weight.set_data(Tensor(weight.asnumpy().copy(), weight.dtype))
 
 
