@@ -2,7 +2,7 @@
 # first check adds what tests, checks and documentation need.
 
 VENV   := .venv
-PYTHON := $(VENV)/bin/python
+PY     := $(VENV)/bin/python
 PIP    := $(VENV)/bin/pip install --quiet --disable-pip-version-check
 TRAIN  := $(VENV)/.installed-train
 DEV    := $(VENV)/.installed-dev
@@ -10,52 +10,59 @@ PHOTOGRAPHS := foolbox==3.3.4
 BASE   := $(shell command -v python3.11 || command -v python3)
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-slow fuzz lint data bench docs lock clean
+.PHONY: help train test test-slow compat fuzz lint data bench docs lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 train: data ## train a small network with THOR, then with Momentum; table, curves.png (3 minutes)
-	$(PYTHON) scripts/quickstart.py
+	$(PY) scripts/quickstart.py
 
 test: $(DEV) data ## run the tests, but for the slow ones
-	$(PYTHON) -m pytest -n 2 --dist loadfile -m "not slow"
+	$(PY) -m pytest -n 2 --dist loadfile -m "not slow"
 
 # Jobs one at a time: they start several processes, and what hangs is told from what waits by seconds.
 test-slow: $(DEV) data ## run the tests that start jobs of several processes, or train for minutes
-	$(PYTHON) -m pytest -n 2 --dist loadfile -m "slow and not jobs"
-	$(PYTHON) -m pytest -m "slow and jobs"
+	$(PY) -m pytest -n 2 --dist loadfile -m "slow and not jobs"
+	$(PY) -m pytest -m "slow and jobs"
+
+# A VERSION or PYTHON of the shell's environment is somebody else's: only one that make is given counts.
+given = $(if $(filter command line,$(origin $(1))),$($(1)))
+compat: ## run chosen tests with another MindSpore and Python: make compat VERSION=2.7.0 PYTHON=3.10
+	@"$(BASE)" .ci/compat.py --version "$(call given,VERSION)" --python "$(call given,PYTHON)"
 
 fuzz: $(DEV) ## spoil files of every kind, 2000 times each: what is read, refused, not survived (5 minutes)
-	$(PYTHON) -m tests.fuzz.figures 2000
+	$(PY) -m tests.fuzz.figures 2000
 
 lint: $(DEV) ## ruff (rules and format), mypy, and which part may import which
-	$(PYTHON) -m ruff check .
-	$(PYTHON) -m ruff format --check .
-	$(PYTHON) -m mypy
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
 	$(VENV)/bin/lint-imports --no-logo
 
 data: $(TRAIN) ## bring Fashion-MNIST (31 MB, once)
-	@$(PYTHON) -m scripts.data.fashion_mnist
+	@$(PY) -m scripts.data.fashion_mnist
 
 bench: $(TRAIN) ## measure step times: Momentum, THOR's plain step, curvature step, refresh
-	$(PYTHON) scripts/bench/step.py
+	$(PY) scripts/bench/step.py
 
 docs: $(DEV) ## build the documentation into site/
-	$(PYTHON) -m mkdocs build --strict --site-dir site
+	$(PY) -m mkdocs build --strict --site-dir site
 
 lock: $(VENV)/bin/pip ## renew both lock files with the newest versions that pyproject.toml allows
-	$(PYTHON) .ci/lock.py
+	$(PY) .ci/lock.py
 
-clean: ## remove the environment, results of runs and caches (not the data)
-	rm -rf $(VENV) runs build site *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis \
-	  kernel_meta rank_*
+clean: ## remove the environments, results of runs and caches (not the data)
+	rm -rf $(VENV) .compat runs build site *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache \
+	  .hypothesis kernel_meta rank_*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/bin/pip:
 	@test -n "$(BASE)" && "$(BASE)" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || { \
-	  echo "Python 3.11 is needed (MindSpore 2.10), and found: $(or $(BASE),no python3 at all)." >&2; \
-	  echo "Install python3.11, or name one: make BASE=/path/to/python3.11" >&2; exit 1; }
+	  echo "Python 3.11 is needed, for which the lock files are made, and found: $(or $(BASE),no python3 at all)." >&2; \
+	  echo "Install python3.11, or name one: make BASE=/path/to/python3.11" >&2; \
+	  echo "The package itself runs on Python 3.10 to 3.12 too: pip install '.[cli]' in an environment of your own." >&2; \
+	  exit 1; }
 	"$(BASE)" -m venv $(VENV)
 
 # Repeats are instant and need no network: a stamp is renewed only when one of its files changes, and pip then installs
