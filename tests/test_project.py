@@ -9,9 +9,12 @@ import zipfile
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 import thor
 from tests.support.paths import ROOT
+from thor.runtime import supported_versions
 
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PACKAGES = ("thor", "first_order")
@@ -51,6 +54,21 @@ def test_citation_and_changelog_name_the_version():
     assert yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))["version"] == thor.__version__
     headings = re.findall(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
     assert [heading for heading in headings if heading != "Unreleased"][0] == thor.__version__
+
+
+def test_the_versions_are_those_of_the_table():
+    project = PYPROJECT["project"]
+    pythons = [line.removeprefix("Programming Language :: Python :: ") for line in project["classifiers"]]
+    assert tuple(python for python in pythons if re.fullmatch(r"3\.\d+", python)) == supported_versions.PYTHONS
+    allowed = SpecifierSet(project["requires-python"])
+    assert [f"3.{minor}" for minor in range(8, 15) if f"3.{minor}" in allowed] == list(supported_versions.PYTHONS)
+    mindspore = next(Requirement(line) for line in project["dependencies"] if line.startswith("mindspore"))
+    releases = [each.version for each in supported_versions.RELEASES]
+    assert all(version in mindspore.specifier for version in releases)
+    assert not any(version in mindspore.specifier for version in ("2.6.0", "2.11.0", "3.0.0"))
+    assert pins(TRAIN)["mindspore"] == releases[-1]
+    assert PYPROJECT["tool"]["mypy"]["python_version"] == supported_versions.PYTHONS[0]
+    assert PYPROJECT["tool"]["ruff"]["target-version"] == f"py{supported_versions.PYTHONS[0].replace('.', '')}"
 
 
 # -- licence -----------------------------------------------------------------------------------------------------------
