@@ -29,7 +29,8 @@ test-slow: $(DEV) data ## run the tests that start jobs of several processes, or
 # A VERSION or PYTHON of the shell's environment is somebody else's: only one that make is given counts.
 given = $(if $(filter command line,$(origin $(1))),$($(1)))
 compat: ## run chosen tests with another MindSpore and Python: make compat VERSION=2.7.0 PYTHON=3.10
-	@"$(BASE)" .ci/compat.py --version "$(call given,VERSION)" --python "$(call given,PYTHON)"
+	@"$(BASE)" .ci/compat.py --version "$(call given,VERSION)" --python "$(call given,PYTHON)" \
+	  $(if $(call given,QUICK),--quick)
 
 fuzz: $(DEV) ## spoil files of every kind, 2000 times each: what is read, refused, not survived (5 minutes)
 	$(PY) -m tests.fuzz.figures 2000

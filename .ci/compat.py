@@ -1,9 +1,9 @@
 """Run the tests of compatibility on one version of MindSpore and of Python, in an environment of its own.
 
-    make compat VERSION=2.7.0 PYTHON=3.10
+    make compat VERSION=2.7.0 PYTHON=3.10 [QUICK=1]
 
-The environment is .compat/VERSION-PYTHON. A repeat installs nothing. PYTHON may also be the path of an interpreter. Any
-Python 3.10 to 3.12 runs this program itself.
+The environment is .compat/VERSION-PYTHON. A repeat installs nothing. PYTHON may also be the path of an interpreter.
+QUICK leaves out the tests that run operator by operator (PYNATIVE_MODE). Any Python 3.10 to 3.12 runs this program.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ import runpy
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = runpy.run_path(str(ROOT / "thor" / "runtime" / "supported_versions.py"))
 EXAMPLE = "make compat VERSION=2.7.0 PYTHON=3.10"
-#: The contract of every optimizer, capture, training, resuming and profiles: some six minutes on one core.
+QUICK = ("-k", "not PYNATIVE")
+#: The contract of every optimizer, capture, training, resuming and profiles.
 TESTS = (
     "tests/first_order/test_mindspore_versions.py",
     "tests/thor/runtime/test_parameters.py",
@@ -111,11 +112,11 @@ def install(folder: Path, interpreter: str, version: str) -> None:
     stamp.write_text(text, encoding="utf-8")
 
 
-def run_tests(folder: Path, options: list[str]) -> int:
+def run_tests(folder: Path, options: list[str], tests: Sequence[str]) -> int:
     """The status of pytest in the environment, whose programs are first on PATH."""
     environment = {**os.environ, "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"}
     command = [str(folder / "bin" / "python"), "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow"]
-    return subprocess.run([*command, *(options or TESTS)], cwd=ROOT, env=environment).returncode
+    return subprocess.run([*command, *options, *tests], cwd=ROOT, env=environment).returncode
 
 
 def main(arguments: list[str]) -> int:
@@ -123,6 +124,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--version", default="")
     parser.add_argument("--python", default="")
+    parser.add_argument("--quick", action="store_true", help="only the compiled modes")
     parser.add_argument("tests", nargs="*", help="tests to run instead of the list")
     options = parser.parse_args(arguments)
     try:
@@ -140,7 +142,7 @@ def main(arguments: list[str]) -> int:
         print(f"compat: {name}: could not install: {error}", file=sys.stderr)
         return 1
     begin = time.monotonic()
-    status = run_tests(folder, options.tests)
+    status = run_tests(folder, list(QUICK if options.quick else ()), options.tests or TESTS)
     seconds = time.monotonic() - begin
     print(f"compat: {name}: {'all passed' if status == 0 else 'FAILED'} ({seconds:.0f} s)", flush=True)
     return status

@@ -105,3 +105,23 @@ def test_the_last_line_tells_how_it_went(status, word, monkeypatch, capsys):
     monkeypatch.setitem(main.__globals__, "run_tests", lambda *_: status)
     assert main(["--version", "2.10.0", "--python", sys.executable]) == status
     assert capsys.readouterr().out.splitlines()[-1].startswith(f"compat: MindSpore 2.10.0, Python {HERE}: {word} (")
+
+
+@pytest.mark.parametrize(("words", "options"), [([], []), (["--quick"], ["-k", "not PYNATIVE"])])
+def test_the_list_is_run_or_its_quick_part(words, options, monkeypatch):
+    ran = []
+    main = COMPAT["main"]
+    monkeypatch.setitem(main.__globals__, "install", lambda *_: None)
+
+    def run(command, **rest):
+        ran.append((command, rest))
+        return COMPAT["subprocess"].CompletedProcess(command, 0)
+
+    monkeypatch.setitem(main.__globals__, "interpreter_of", lambda *_: ("python", "3.11"))
+    monkeypatch.setattr(COMPAT["subprocess"], "run", run)
+    assert main(["--version", "2.7.0", "--python", "3.11", *words]) == 0
+    ((command, rest),) = ran
+    folder = ROOT / ".compat" / "2.7.0-3.11" / "bin"
+    assert command[0] == str(folder / "python") and command[-len(COMPAT["TESTS"]) :] == list(COMPAT["TESTS"])
+    assert [each for each in command if each in ("-k", "not PYNATIVE")] == options
+    assert rest["env"]["PATH"].startswith(f"{folder}:")
