@@ -66,7 +66,7 @@ def driver(mindspore: str, found: str | None, level: Level) -> Finding:
     release = supported_versions.release(mindspore)
     named = release.driver if release else None
     if found is None:
-        cure = f"install driver and firmware, {named or 'as the release notes of your CANN say'}"
+        cure = f"install driver and firmware {named or 'that the release notes of your CANN name'}"
         return Finding("driver", level, f"no version found in {DRIVER_FILE}", cure)
     if named is None:
         text = f"{found}; the one that goes with MindSpore {mindspore} is unknown here"
