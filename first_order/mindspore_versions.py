@@ -14,7 +14,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, ops
 
-__all__ = ["compiler", "ignores_assign"]
+__all__ = ["address", "compiler", "ignores_assign"]
 
 
 def first_module(*names: str) -> ModuleType:
@@ -32,6 +32,25 @@ compiler: Any = first_module("mindspore.graph.api", "mindspore.common.api")
 
 #: True where Assign leaves a view of another Tensor as it is and says nothing: MindSpore 2.7. Later versions refuse.
 _ASSIGN_MAY_BE_IGNORED = ms.__version__.startswith("2.7.")
+
+#: True where a value may lie on the host alone, and asking for its address prints an error line: MindSpore 2.7.0.
+_ADDRESS_MAY_BE_MISSING = ms.__version__ == "2.7.0"
+
+
+def address(parameter: Parameter) -> int:
+    """Where a Parameter's value lies; 0 where it lies on the host alone."""
+    if _ADDRESS_MAY_BE_MISSING and _is_on_host_alone(parameter):
+        return 0
+    return int(parameter.data_ptr())
+
+
+def _is_on_host_alone(parameter: Parameter) -> bool:
+    """What MindSpore 2.7.0 tells of a value's storage without printing anything, by the message of an error."""
+    try:
+        parameter.untyped_storage()
+    except RuntimeError as error:
+        return "has no device" in str(error)
+    return False
 
 
 def ignores_assign(parameter: Parameter) -> bool:

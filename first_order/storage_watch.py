@@ -12,6 +12,8 @@ from collections.abc import Iterable
 import numpy as np
 from mindspore import Parameter, Tensor, ops
 
+from first_order.mindspore_versions import address
+
 
 class StorageWatch:
     """The storage that some Parameters had at the last :meth:`note`."""
@@ -40,7 +42,7 @@ class StorageWatch:
     def restore(self) -> None:
         """Copy values that lie elsewhere into the noted storage, and give their Parameters this storage again."""
         for parameter, then, old in zip(self.parameters, self._noted, self._storage, strict=True):
-            if parameter.data_ptr() != then:
+            if address(parameter) != then:
                 new = _sharing(parameter)
                 parameter.set_data(old)
                 ops.assign(parameter, new)
@@ -52,7 +54,7 @@ class StorageWatch:
 
 def _addresses(parameters: Iterable[Parameter]) -> list[int]:
     """Where Parameters' values lie."""
-    return [parameter.data_ptr() for parameter in parameters]
+    return [address(parameter) for parameter in parameters]
 
 
 def _sharing(parameter: Parameter) -> Parameter:

@@ -3,7 +3,7 @@
 import mindspore as ms
 import numpy as np
 import pytest
-from mindspore import Parameter, Tensor, nn
+from mindspore import Parameter, Tensor, nn, ops
 
 from first_order import mindspore_versions
 from tests.support.modes import in_mode
@@ -38,3 +38,16 @@ def test_a_view_takes_nothing_in_old_versions():
         parameter.set_data(Tensor(np.arange(3, dtype=np.float32).reshape(1, -1)).reshape((-1,)))
         assert mindspore_versions.ignores_assign(parameter)
         np.testing.assert_array_equal(parameter.asnumpy(), [0, 1, 2])
+
+
+def test_the_address_moves_with_the_value_and_nothing_is_printed(capfd):
+    parameter = Parameter(Tensor(np.zeros(3, np.float32)), name="p")
+    mindspore_versions.address(parameter)  # 0 in MindSpore 2.7.0
+    ops.assign(parameter, Tensor(np.ones(3, np.float32)))
+    before = mindspore_versions.address(parameter)
+    assert before == parameter.data_ptr() != 0
+    ops.assign(parameter, Tensor(np.zeros(3, np.float32)))
+    assert mindspore_versions.address(parameter) == before
+    parameter.set_data(Tensor(np.ones(3, np.float32)))
+    assert mindspore_versions.address(parameter) != before
+    assert capfd.readouterr() == ("", "")
