@@ -33,4 +33,4 @@ def test_the_page_has_the_table():
     for each in RELEASES:
         for python, said in zip(supported_versions.PYTHONS, tried[each.version], strict=True):
             assert (said == "no wheel") == (python not in each.pythons)
-            assert re.match(r"no wheel$|not run$|\d+ passed", said)
+            assert re.match(r"no wheel$|not run$|`make test`$|\d+ passed", said)
