@@ -1,6 +1,6 @@
 """The versions of MindSpore that this package runs on, and what goes with each: Python, and on Ascend CANN and driver.
 
-``thor doctor``, ``make compat`` and the tests of pyproject.toml and docs/getting-started/versions.md all read this
+``thor doctor``, ``make compat`` and the tests of pyproject.toml and docs/reference/versions.md all read this
 table. The module imports nothing but the standard library, so that a program can read it where MindSpore is not
 installed. What versions of MindSpore do differently is told in :mod:`first_order.mindspore_versions`.
 

@@ -21,7 +21,7 @@ def test_releases_stand_from_the_oldest_to_the_newest_with_supported_pythons():
 
 
 def test_the_page_has_the_table():
-    page = (ROOT / "docs" / "getting-started" / "versions.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "reference" / "versions.md").read_text(encoding="utf-8")
     rows = [re.split(r" *\| *", row.strip("| ")) for row in page.splitlines() if re.match(r"\| 2\.\d", row)]
     of_ascend = [tuple(row) for row in rows if len(row) == 5]
     assert of_ascend == [
