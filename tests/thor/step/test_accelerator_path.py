@@ -31,9 +31,10 @@ from thor.factors import blocks
 from tests.support.networks import Mixed, Mlp, batch, images, make
 from tests.thor.capture import test_pair_capture as pairs
 
-method, folder = sys.argv[1:]
+method, target, folder = sys.argv[1:]
 ms.set_context(mode=ms.GRAPH_MODE, save_graphs=1, save_graphs_path=folder)
-device.l2_loss_is_fast = lambda: False
+choosing = device.choosing_for(target)
+choosing.__enter__()  # to the end of this process
 settings = {"inverse": method, "momentum": 0.9, "jit": True}
 usual, blocks.WHOLE_INVERSE_OPERATIONS = blocks.WHOLE_INVERSE_OPERATIONS, -1  # two networks with inverses in blocks
 convolutional, step = make(Mixed(), lr=0.01, block_size=6, clip=1.0, interval=2, weight_decay=1e-4, **settings)
@@ -56,6 +57,10 @@ for net, data, plan in (
     for _ in range(2):
         step(*data)
     assert all(record.refreshes == 2 for record in optimizer.layers)
+in_bases, step = make(Mlp((5, 5, 5, 3)), damping=None, momentum=0.9, block_size=3, jit=True)
+for k in range(3):
+    step(*batch(seed=k))
+assert all(record.refreshes == 3 for record in in_bases.layers)
 refreshes = [record.refreshes for optimizer in (convolutional, dense) for record in optimizer.layers]
 print(json.dumps({"losses": losses, "refreshes": refreshes}))
 """
@@ -111,14 +116,14 @@ def primitives(folder):
     return found - STRUCTURE
 
 
-def compiled(method, folder):
+def compiled(method, target, folder):
     """Train in a process of its own that dumps its graphs: (what it printed, primitives)."""
     environment = os.environ | {
         "PYTHONPATH": MODULES, "GLOG_v": "3",
         "MS_DEV_DUMP_IR_PASSES": "validate", "THOR_CONVOLUTION": "native",
     }  # fmt: skip
     done = subprocess.run(
-        [sys.executable, "-c", TRAINING, method, str(folder)],
+        [sys.executable, "-c", TRAINING, method, target, str(folder)],
         env=environment, cwd=folder, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
@@ -127,10 +132,11 @@ def compiled(method, folder):
 
 @pytest.mark.parametrize(("method", "device"), [("newton-schulz", "Ascend"), ("cholesky", "GPU")])
 def test_the_path_trains_with_primitives_documented_for_its_device(method, device, tmp_path):
-    report, used = compiled(method, tmp_path)
+    report, used = compiled(method, device, tmp_path)
     assert report["losses"][-1] < 0.5 * report["losses"][0]
     assert report["refreshes"] == [4, 4, 4, 2, 2]
     assert {"BatchMatMul", "Conv2D", "ApplyMomentum", "IsFinite"} <= used  # the dump holds the whole step
+    assert {"Split", "Sqrt"} <= used  # layers of one form are stacked; steps in eigenbases are Adam's
     assert "ReduceSum" in used and "L2Loss" not in used  # which a GPU takes half a step for (finite_check.py)
     assert ("Cholesky" in used) == (method == "cholesky")
     assert "Eye" not in used  # on a GPU it is wrong now and then (inverse.identity_of)
