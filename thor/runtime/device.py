@@ -159,10 +159,10 @@ def l2_loss_is_fast() -> bool:
     return _chosen() == "CPU"
 
 
-def groups_layers() -> bool:
-    """Whether layers of one form are preconditioned together, which saves kernels and copies gradients once more.
+def spares_kernels() -> bool:
+    """Whether steps spare kernels at the cost of some operations and copies.
 
-    An accelerator waits for the launch of small kernels; a CPU, where a launch is cheap, would wait for the copies.
+    An accelerator waits for the launch of small kernels. A CPU, where a launch is cheap, waits for the operations.
     """
     return _chosen() != "CPU"
 

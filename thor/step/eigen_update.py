@@ -46,7 +46,7 @@ class EigenUpdate(LayerUpdate):
         limit = largest_step(beta1, beta2)
         self.limits, self.limited = tuple(limit * factor for factor in self.factors), limit < float("inf")
         #: the other weights by shape, whose moments are stacked as those of a group of layers are
-        self.others_by_shape = _by_shape([p.shape for p in moments.first], device.groups_layers())
+        self.others_by_shape = _by_shape([p.shape for p in moments.first], device.spares_kernels())
         self.other_units = tuple(range(len(self.groups), len(self.groups) + len(self.others_by_shape)))
         self.other_place = places_in(self.others_by_shape)
         #: the indices of the moments of each unit: a group of layers, or other weights of one shape

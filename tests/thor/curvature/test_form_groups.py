@@ -36,7 +36,7 @@ class Twins(nn.Cell):
 
 def trained(together, monkeypatch, steps=4, save=None, load=None, net=None, data=images, **options):
     """Weights, losses, optimizer of a short training in groups, or one by one."""
-    monkeypatch.setattr(device, "groups_layers", lambda: together)
+    monkeypatch.setattr(device, "spares_kernels", lambda: together)
     net = net or Twins()
     settings = {"lr": 0.02, "interval": 2, "momentum": 0.9, "norms": True, "jit": True, "factor_decay": 0.5}
     optimizer, step = make(net, **settings | options)
@@ -140,7 +140,7 @@ def test_a_loss_and_its_network_are_not_changed_by_grouping(monkeypatch):
     """The group's copies are no Parameters of the step: nothing more is saved, counted or optimized."""
     names = []
     for together in (False, True):
-        monkeypatch.setattr(device, "groups_layers", lambda together=together: together)
+        monkeypatch.setattr(device, "spares_kernels", lambda together=together: together)
         optimizer = thor.THOR(Twins(), 1e-3)
         step = thor.TrainStep(optimizer.network, squared_error, optimizer)
         names.append([p.name for p in step.get_parameters()])
