@@ -12,7 +12,7 @@ from typing import Any
 
 from mindspore import Parameter, Tensor, ops
 
-from thor.curvature.layer import Layer
+from thor.curvature.layer import Layer, own_caches
 from thor.runtime.parameters import PREFIX
 
 
@@ -22,7 +22,7 @@ class FormGroup:
     Args:
         indices: the layers' places among all layers.
         layers: the layers.
-        together: whether they are a group; without, the one layer is preconditioned with its own caches.
+        together: whether they are a group. A single layer whose caches suit the device is preconditioned with them.
 
     Attributes:
         cell: what preconditions the gradients of the group.
@@ -32,10 +32,12 @@ class FormGroup:
     def __init__(self, indices: tuple[int, ...], layers: Sequence[Layer], together: bool):
         self.indices, self.layers = indices, tuple(layers)
         self.caches, self._adoptions = layers[0].caches, self._adopted()
-        self._caches_of: Callable[[Any], list[Tensor]] | None = None
+        self._caches_of: Callable[[Any], list[Tensor]] = own_caches
         self.cell = layers[0].preconditioner()
         if together:
             self.cell, self._caches_of = layers[0].in_group(len(layers))
+        self._copies = len(layers) > 1 or self._caches_of is not own_caches
+        if self._copies:
             self.caches = tuple(
                 Parameter(stack, name=f"{PREFIX}form.{indices[0]}.{k}", requires_grad=False)
                 for k, stack in enumerate(self._stacks())
@@ -43,7 +45,7 @@ class FormGroup:
 
     def renew(self, loaded: bool = False) -> None:
         """Make the caches anew, if a layer has adopted new ones since, or if they were ``loaded``."""
-        if self._caches_of is not None and (loaded or self._adopted() != self._adoptions):
+        if self._copies and (loaded or self._adopted() != self._adoptions):
             for cache, stack in zip(self.caches, self._stacks(), strict=True):
                 ops.assign(cache, stack)
             self._adoptions = self._adopted()
@@ -52,9 +54,8 @@ class FormGroup:
         return tuple(layer.adoptions for layer in self.layers)
 
     def _stacks(self) -> list[Tensor]:
-        assert self._caches_of is not None
         by_kind = zip(*(self._caches_of(layer) for layer in self.layers), strict=True)
-        return [ops.concat(list(kind)) if len(kind) > 1 else kind[0] for kind in by_kind]
+        return [ops.concat(list(kind)) if len(kind) > 1 else kind[0].copy() for kind in by_kind]
 
 
 def form_groups(layers: Sequence[Layer], together: bool) -> tuple[FormGroup, ...]:

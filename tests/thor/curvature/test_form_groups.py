@@ -63,7 +63,12 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CASES)
+QUICK = ("dense inverses, clip", "dense eigenbasis")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in CASES]
+)
 def test_groups_move_as_layers_one_by_one(name, monkeypatch):
     options = dict(CASES[name])
     monkeypatch.setattr(dense_caches, "DENSE_OPERATIONS", options.pop("dense", 10**9))
