@@ -17,10 +17,9 @@ from typing import Any
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
-from mindspore.common.initializer import TruncatedNormal, initializer
+from mindspore.common.initializer import initializer
 
-# A normal distribution with standard deviation 0.02, truncated at two deviations; a and b are values, not multiples.
-_INIT = TruncatedNormal(0.02, mean=0.0, a=-0.04, b=0.04)
+from models.small_normal import SMALL_NORMAL, small_dense
 
 MASKED = -1e4  # added to masked scores: acts as -inf in softmax, and is within float16's range
 
@@ -95,9 +94,9 @@ class BertSelfAttention(nn.Cell):
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
-        self.query = _dense(config.hidden_size, config.hidden_size)
-        self.key = _dense(config.hidden_size, config.hidden_size)
-        self.value = _dense(config.hidden_size, config.hidden_size)
+        self.query = small_dense(config.hidden_size, config.hidden_size)
+        self.key = small_dense(config.hidden_size, config.hidden_size)
+        self.value = small_dense(config.hidden_size, config.hidden_size)
         self.dropout = nn.Dropout(p=config.dropout)
         self._heads = config.heads
         self._scale = 1.0 / sqrt(config.hidden_size // config.heads)
@@ -123,7 +122,7 @@ class BertResidual(nn.Cell):
 
     def __init__(self, inputs: int, config: BertConfig) -> None:
         super().__init__()
-        self.dense = _dense(inputs, config.hidden_size)
+        self.dense = small_dense(inputs, config.hidden_size)
         self.LayerNorm = _norm(config)
         self.dropout = nn.Dropout(p=config.dropout)
 
@@ -150,7 +149,7 @@ class BertIntermediate(nn.Cell):
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
-        self.dense = _dense(config.hidden_size, config.feed_forward)
+        self.dense = small_dense(config.hidden_size, config.feed_forward)
         self.gelu = nn.GELU(approximate=False)
 
     def construct(self, x: Tensor) -> Tensor:
@@ -192,7 +191,7 @@ class BertPooler(nn.Cell):
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
-        self.dense = _dense(config.hidden_size, config.hidden_size)
+        self.dense = small_dense(config.hidden_size, config.hidden_size)
         self.tanh = nn.Tanh()
 
     def construct(self, x: Tensor) -> Tensor:
@@ -259,7 +258,7 @@ class BertPredictionHead(nn.Cell):
 
     def __init__(self, config: BertConfig, embedding: nn.Embedding) -> None:
         super().__init__()
-        self.dense = _dense(config.hidden_size, config.hidden_size)
+        self.dense = small_dense(config.hidden_size, config.hidden_size)
         self.gelu = nn.GELU(approximate=False)
         self.LayerNorm = _norm(config)
         self.decoder = TiedDecoder(embedding)
@@ -314,14 +313,9 @@ def bert_large(**sizes: Any) -> BertForMaskedLM:
     return BertForMaskedLM(BertConfig(**{"hidden_size": 1024, "layers": 24, "heads": 16, **sizes}))
 
 
-def _dense(inputs: int, outputs: int) -> nn.Dense:
-    """A dense layer with BERT's initial weights and zero bias."""
-    return nn.Dense(inputs, outputs, weight_init=_INIT, bias_init="zeros")
-
-
 def _embedding(count: int, config: BertConfig) -> nn.Embedding:
     """An embedding of `count` vectors, initialised like a dense layer."""
-    return nn.Embedding(count, config.hidden_size, embedding_table=_INIT)
+    return nn.Embedding(count, config.hidden_size, embedding_table=SMALL_NORMAL)
 
 
 def _norm(config: BertConfig) -> nn.LayerNorm:

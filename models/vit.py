@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import mindspore as ms
 from mindspore import Parameter, Tensor, nn, ops
-from mindspore.common.initializer import TruncatedNormal, initializer
+from mindspore.common.initializer import initializer
 
 from models.bert import BertConfig, BertSelfAttention
+from models.small_normal import SMALL_NORMAL, small_dense
 
-# A normal distribution with standard deviation 0.02, truncated at two deviations; a and b are values, not multiples.
-_INIT = TruncatedNormal(0.02, mean=0.0, a=-0.04, b=0.04)
 _EPSILON = 1e-6
 
 
@@ -25,11 +24,11 @@ class ViTLayer(nn.Cell):
         super().__init__()
         self.norm1 = nn.LayerNorm((width,), epsilon=_EPSILON)
         self.attention = BertSelfAttention(BertConfig(hidden_size=width, heads=heads, dropout=0.0))
-        self.projection = _dense(width, width)
+        self.projection = small_dense(width, width)
         self.norm2 = nn.LayerNorm((width,), epsilon=_EPSILON)
-        self.widening = _dense(width, 4 * width)
+        self.widening = small_dense(width, 4 * width)
         self.gelu = nn.GELU(approximate=False)
-        self.narrowing = _dense(4 * width, width)
+        self.narrowing = small_dense(4 * width, width)
 
     def construct(self, x: Tensor) -> Tensor:
         """[B, T, H] to [B, T, H]."""
@@ -46,14 +45,14 @@ class VisionTransformer(nn.Cell):
         super().__init__()
         tokens = (image_size // patch_size) ** 2 + 1
         self.patches = nn.Conv2d(
-            in_channels, width, patch_size, patch_size, pad_mode="valid", has_bias=True, weight_init=_INIT,
+            in_channels, width, patch_size, patch_size, pad_mode="valid", has_bias=True, weight_init=SMALL_NORMAL,
             bias_init="zeros",
         )  # fmt: skip
-        self.class_token = Parameter(initializer(_INIT, (1, 1, width), ms.float32), name="class_token")
-        self.positions = Parameter(initializer(_INIT, (1, tokens, width), ms.float32), name="positions")
+        self.class_token = Parameter(initializer(SMALL_NORMAL, (1, 1, width), ms.float32), name="class_token")
+        self.positions = Parameter(initializer(SMALL_NORMAL, (1, tokens, width), ms.float32), name="positions")
         self.layers = nn.CellList([ViTLayer(width, heads) for _ in range(layers)])
         self.norm = nn.LayerNorm((width,), epsilon=_EPSILON)
-        self.head = _dense(width, num_classes)
+        self.head = small_dense(width, num_classes)
 
     def construct(self, images: Tensor) -> Tensor:
         """[B, C, S, S] to [B, classes]."""
@@ -88,8 +87,3 @@ def vit(
     if width % heads:
         raise ValueError(f"width must be a multiple of heads, and {width} is none of {heads}")
     return VisionTransformer(image_size, in_channels, patch_size, width, layers, heads, num_classes)
-
-
-def _dense(inputs: int, outputs: int) -> nn.Dense:
-    """A dense layer with small random weights and zero bias."""
-    return nn.Dense(inputs, outputs, weight_init=_INIT, bias_init="zeros")

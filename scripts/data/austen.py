@@ -40,10 +40,10 @@ def resolve(folder: str | Path | None = None) -> Path:
         folder,
         VARIABLE,
         (cache_folder(),),
-        _missing,
+        fetch.lacks(_files()),
         (_unpack_package,),
         "On Debian or Ubuntu run:  sudo apt-get update, and try again\n"
-        f"Elsewhere put {', '.join(_file(name) for name in NOVELS)} (plain text, from https://www.gutenberg.org) into "
+        f"Elsewhere put {', '.join(_files())} (plain text, from https://www.gutenberg.org) into "
         f"a folder, and run:  export {VARIABLE}=/that/folder",
         size="1.6 MB",
     )
@@ -101,9 +101,9 @@ def _file(name: str) -> str:
     return f"{name}.txt"
 
 
-def _missing(folder: Path) -> list[str]:
-    """Names of the files that a folder lacks."""
-    return [_file(name) for name in NOVELS if not (folder / _file(name)).is_file()]
+def _files() -> list[str]:
+    """Names of all files."""
+    return [_file(name) for name in NOVELS]
 
 
 def _unpack_package() -> Path:
@@ -114,13 +114,13 @@ def _unpack_package() -> Path:
             if title not in novels:
                 raise UserError(f"{PACKAGE}: has no novel {title!r}, only {', '.join(novels)}")
             (root / _file(name)).write_text(novels[title], encoding="utf-8")
-        return fetch.keep(root, [_file(name) for name in NOVELS], cache_folder())
+        return fetch.keep(root, _files(), cache_folder())
 
 
 def main() -> int:
     """Fetch the novels if they are missing, and print where they are."""
     folder = resolve()
-    characters = sum(len((folder / _file(name)).read_text(encoding="utf-8")) for name in NOVELS)
+    characters = sum(len((folder / name).read_text(encoding="utf-8")) for name in _files())
     print(f"{len(NOVELS)} novels, {characters:,} characters in {folder}")
     return 0
 

@@ -39,7 +39,7 @@ def resolve(folder: str | Path | None = None) -> Path:
         folder,
         VARIABLE,
         (cache_folder(),),
-        _missing,
+        fetch.lacks(_files()),
         (_unpack_packages,),
         "On Debian or Ubuntu run:  sudo apt-get update, and try again\n"
         f"Elsewhere put the books (plain text, one verse a line, from https://www.gutenberg.org) into a folder as "
@@ -58,6 +58,11 @@ def file_of(book: str) -> str:
     return f"{BOOKS.index(book) + 1:02d}_{book.lower()}.txt"
 
 
+def _files() -> list[str]:
+    """Names of all files, in the Bible's order."""
+    return [file_of(book) for book in BOOKS]
+
+
 def parse(printed: str) -> dict[str, str]:
     """The text of each book, one verse a line, from what the program prints: one verse a line after its place."""
     books: dict[str, list[str]] = {book: [] for book in BOOKS}
@@ -72,11 +77,6 @@ def parse(printed: str) -> dict[str, str]:
     return {book: "\n".join(verses) + "\n" for book, verses in books.items()}
 
 
-def _missing(folder: Path) -> list[str]:
-    """Names of the files that a folder lacks."""
-    return [file_of(book) for book in BOOKS if not (folder / file_of(book)).is_file()]
-
-
 def _unpack_packages() -> Path:
     """Download the two packages into temporary folders, and write the books into the cache as plain text."""
     with fetch.unpacked_package(PROGRAM) as root, fetch.unpacked_package(TEXT) as other:
@@ -84,13 +84,13 @@ def _unpack_packages() -> Path:
         found = subprocess.run(command, cwd=root, check=True, capture_output=True, text=True, timeout=60)
         for book, text in parse(found.stdout).items():
             (root / file_of(book)).write_text(text, encoding="utf-8")
-        return fetch.keep(root, [file_of(book) for book in BOOKS], cache_folder())
+        return fetch.keep(root, _files(), cache_folder())
 
 
 def main() -> int:
     """Fetch the books if they are missing, and print where they are."""
     folder = resolve()
-    characters = sum(len((folder / file_of(book)).read_text(encoding="utf-8")) for book in BOOKS)
+    characters = sum(len((folder / name).read_text(encoding="utf-8")) for name in _files())
     print(f"{len(BOOKS)} books, {characters:,} characters in {folder}")
     return 0
 

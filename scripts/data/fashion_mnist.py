@@ -35,6 +35,7 @@ FILES = {
     "t10k-images-idx3-ubyte.gz": "bef4ecab320f06d8554ea6380940ec79",
     "t10k-labels-idx1-ubyte.gz": "bb300cfdad3c16e7a12a480ee83cd310",
 }
+_missing = fetch.lacks(tuple(FILES))
 
 
 def load(folder: Path, split: str) -> Split:
@@ -98,11 +99,6 @@ _load_once = functools.lru_cache(maxsize=1)(load)  # a profile asks for its batc
 def cache_folder() -> Path:
     """The folder in the cache for fetched files."""
     return fetch.cache_folder("fashion-mnist")
-
-
-def _missing(folder: Path) -> list[str]:
-    """Names of the files that a folder lacks."""
-    return [name for name in FILES if not (folder / name).is_file()]
 
 
 def _install_package() -> Path:

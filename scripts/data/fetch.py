@@ -76,6 +76,15 @@ def locate(
     raise UserError(f"{title} is not on this machine and could not be fetched.\n  " + "\n  ".join(reasons + [advice]))
 
 
+def lacks(names: Sequence[str]) -> Missing:
+    """What returns which of these files a folder lacks."""
+
+    def missing(folder: Path) -> list[str]:
+        return [name for name in names if not (folder / name).is_file()]
+
+    return missing
+
+
 def complete(folder: Path, source: str, missing: Missing) -> Path:
     """Return the folder if it has all files; otherwise raise an error that names the missing ones and `source`."""
     lacking = missing(folder)
