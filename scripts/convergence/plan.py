@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from scripts.convergence import search
@@ -30,11 +30,16 @@ def plan(rules: Rules, tasks: Sequence[str], names: Sequence[str]) -> dict[str, 
     return {task: _part(rules, task, names) for task in tasks}
 
 
+def total(parts: Mapping[str, Part]) -> Part:
+    """The runs of all tasks together."""
+    each = parts.values()
+    return Part(sum(p.trials for p in each), sum(p.tests for p in each), sum(p.core_hours for p in each))
+
+
 def _part(rules: Rules, name: str, names: Sequence[str]) -> Part:
     task = rules.tasks[name]
-    setters = [] if task.target is not None else rules.target.set_by
     trials, seconds = 0, 0.0
-    for contender in dict.fromkeys(rules.searched_as(each) for each in [*names, *setters]):
+    for contender in rules.tuned(name, names):
         for values in search.trials(rules, name, contender):
             trials += 1
             seconds += _seconds(rules, name, contender, search.epochs_of(task, values))
@@ -59,10 +64,8 @@ def shown(parts: dict[str, Part], jobs: int) -> str:
     lines = ["| task | trials | test runs, at most | hours on one core |", "|---|---|---|---|"]
     for task, part in parts.items():
         lines.append(f"| {task} | {part.trials} | {part.tests} | {part.core_hours:.1f} |")
-    trials, tests, hours = (
-        sum(getattr(each, key) for each in parts.values()) for key in ("trials", "tests", "core_hours")
-    )
-    lines.append(f"| all | {trials} | {tests} | {hours:.1f} |")
+    whole = total(parts)
+    lines.append(f"| all | {whole.trials} | {whole.tests} | {whole.core_hours:.1f} |")
     if jobs > 1:
-        lines += ["", f"With {jobs} runs at a time on as many cores: about {hours / jobs:.1f} hours."]
+        lines += ["", f"With {jobs} runs at a time on as many cores: about {whole.core_hours / jobs:.1f} hours."]
     return "\n".join(lines)

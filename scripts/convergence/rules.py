@@ -6,7 +6,7 @@ is the first guess, or a range with a first guess in it. In a file, a name stand
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -217,6 +217,12 @@ class Rules(Settings):
     def searched_as(self, contender: str) -> str:
         """The contender whose trials tune this one."""
         return self.contenders[contender].tuned_as or contender
+
+    def tuned(self, task: str, names: Sequence[str]) -> list[str]:
+        """Those that are tuned on a task for some contenders, in the rules' order; what sets the target always is."""
+        setters = [] if self.tasks[task].target is not None else self.target.set_by
+        needed = {self.searched_as(name) for name in [*names, *setters]}
+        return [name for name in self.contenders if name in needed]
 
     def space(self, task: str, contender: str) -> dict[str, Space]:
         """The space of each setting of a contender on a task; of its own, or of the one that it is tuned as."""

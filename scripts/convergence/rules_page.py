@@ -163,9 +163,8 @@ def _hours(fixed: Rules, small: Rules) -> Iterator[str]:
     yield "| rules | trials | test runs, at most | hours on one core |"
     yield "|---|---|---|---|"
     for path, own in ((rules.DEFAULT, fixed), (SMALL, small)):
-        parts = plan.plan(own, list(own.tasks), list(own.contenders)).values()
-        hours = sum(part.core_hours for part in parts)
-        yield f"| `{path.name}` | {sum(p.trials for p in parts)} | {sum(p.tests for p in parts)} | {hours:.0f} |"
+        whole = plan.total(plan.plan(own, list(own.tasks), list(own.contenders)))
+        yield f"| `{path.name}` | {whole.trials} | {whole.tests} | {whole.core_hours:.0f} |"
     yield f"\n`{SMALL.name}` has the same optimizers and spaces, with these differences:\n"
     yield f"- test seeds {_join([str(seed) for seed in small.test_seeds])}; lengths {_values(small.spaces[LENGTH])};"
     changed = [

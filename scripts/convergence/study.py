@@ -42,21 +42,9 @@ class Study:
     folder: Path
     bench: Bench
 
-    @property
-    def tuned(self) -> list[str]:
-        """Names of the contenders that are tuned, in the rules' order."""
-        needed = {self.rules.searched_as(name) for name in self.names} | {
-            self.rules.searched_as(name) for name in self._setters
-        }
-        return [name for name in self.rules.contenders if name in needed]
-
-    @property
-    def _setters(self) -> list[str]:
-        return [] if self.rules.tasks[self.task].target is not None else self.rules.target.set_by
-
     def do(self) -> TaskResult:
         """Do all runs that are not done, and return what came out."""
-        drawn = {name: search.trials(self.rules, self.task, name) for name in self.tuned}
+        drawn = {name: search.trials(self.rules, self.task, name) for name in self.rules.tuned(self.task, self.names)}
         most = sum(map(len, drawn.values())) + 2 * len(self.names) * len(self.rules.test_seeds)
         self.bench.pace = Pace(most, self.bench.jobs)
         trials = self._search(drawn)
