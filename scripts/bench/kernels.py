@@ -33,9 +33,8 @@ from mindspore import Tensor
 from rich.console import Console
 from rich.table import Table
 
-import first_order
 import thor
-from scripts.bench.step import NETWORKS, SPIN_UP, ThorPhases, first_order_step, network
+from scripts.bench.step import NETWORKS, SPIN_UP, ThorPhases, baseline, network
 from scripts.common.arguments import count, file_to_write
 from scripts.common.atomic_write import write_results
 from thor.settings.kinds import EIGENBASIS, INVERSE
@@ -119,12 +118,10 @@ def profiled(
     net, loss_fn, inputs = network(name, batch)
     thor.device.allow_deep_graphs()
     thor.device.fast_convolutions(net)
-    in_bases = precondition == EIGENBASIS
-    adam = first_order.Adam(net.trainable_params(), 1e-5) if in_bases else None
-    alone = {"Adam" if in_bases else "Momentum": first_order_step(net, loss_fn, adam)}
+    base, alone = baseline(net, loss_fn, precondition)
     of_thor = ThorPhases(name, batch, precondition=precondition).phases()
     chosen = {phase: of_thor[phase] for phase in THOR_PHASES if phase in phases}
-    return {phase: measure(step, inputs, steps) for phase, step in (alone | chosen).items()}
+    return {phase: measure(step, inputs, steps) for phase, step in ({base: alone} | chosen).items()}
 
 
 def table(name: str, results: dict[str, dict[str, Any]]) -> Table:

@@ -125,6 +125,13 @@ def first_order_step(
     return CompiledFunction(step)
 
 
+def baseline(net: nn.Cell, loss_fn: Callable[..., Tensor], precondition: str) -> tuple[str, Callable[..., Tensor]]:
+    """Return what THOR's steps are compared with, and its name: Momentum's step, or beside eigenbases Adam's."""
+    if precondition == EIGENBASIS:
+        return "Adam", first_order_step(net, loss_fn, first_order.Adam(net.trainable_params(), 1e-5))
+    return "Momentum", first_order_step(net, loss_fn)
+
+
 class WithLoss(nn.Cell):
     """``nn.WithLossCell`` for networks with any number of inputs."""
 
@@ -195,9 +202,7 @@ def measure(name: str, rounds: int, size: int | None, own: bool, options: dict[s
     net, loss_fn, batch = network(name, size)
     thor.device.fast_convolutions(net)
     phases = ThorPhases(name, size, **options)
-    in_bases = options["precondition"] == EIGENBASIS
-    base = "Adam" if in_bases else "Momentum"
-    alone = first_order_step(net, loss_fn, first_order.Adam(net.trainable_params(), 1e-5) if in_bases else None)
+    base, alone = baseline(net, loss_fn, options["precondition"])
     found = summary(interleaved(phases.phases() | {base: alone}, batch, rounds), base)
     if own:  # in separate rounds, since its threads keep spinning and would slow the step after it
         other, _, _ = network(name, size)
