@@ -12,6 +12,7 @@ from scripts.convergence import picture, results, tables
 from scripts.convergence.results import ANEW, Results, TaskResult
 from scripts.convergence.rules import Rules
 from thor.runtime.errors import UserError
+from thor.runtime.processor import processor_name
 
 RESULTS, TABLES = "results.json", "results.md"
 
@@ -48,16 +49,8 @@ class Report:
 def machine() -> dict[str, str]:
     """This machine: processor, cores, and what the runs are computed by."""
     return {
-        "processor": _processor(),
+        "processor": processor_name(),
         "cores": str(available_cores()),
         "MindSpore": version("mindspore"),
         "Python": platform.python_version(),
     }
-
-
-def _processor() -> str:
-    """The processor's name as Linux tells it, else as Python knows it."""
-    about = Path("/proc/cpuinfo")
-    lines = about.read_text(encoding="utf-8", errors="replace").splitlines() if about.is_file() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or "unknown"

@@ -28,6 +28,7 @@ from thor.profile.factor_shape import FactorShape, Timing
 from thor.profile.layer_plan import block_seconds
 from thor.profile.profile_file import FactorMeasure, LayerMeasure, Profile, RefreshMeasure
 from thor.runtime import device
+from thor.runtime.processor import processor_name
 
 SPLITS_MEASURED = ("block", "block+mean", "block+rank")
 
@@ -91,18 +92,9 @@ def environment(method: str) -> dict[str, Any]:
         "numpy": np.__version__,
         "scipy": scipy.__version__,
         "python": platform.python_version(),
-        "machine": _processor(),
+        "machine": processor_name(),
         "cores": os.cpu_count(),
     }
-
-
-def _processor() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8", errors="ignore") as file:
-            names = [line.split(":", 1)[1].strip() for line in file if line.startswith("model name")]
-    except OSError:
-        names = []
-    return names[0] if names else platform.processor() or platform.machine()
 
 
 def measure(
