@@ -7,7 +7,7 @@ what a checkpoint contains, so that it does not depend on the device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from mindspore import Parameter, Tensor, ops
@@ -63,10 +63,13 @@ def form_groups(layers: Sequence[Layer], together: bool) -> tuple[FormGroup, ...
 
     A layer whose caches lie on another rank stays alone.
     """
-    by_form: dict[object, list[int]] = {}
-    for i, layer in enumerate(layers):
-        by_form.setdefault(layer.form if together and layer.held else i, []).append(i)
-    return tuple(
-        FormGroup(tuple(each), [layers[i] for i in each], together and layers[each[0]].held)
-        for each in by_form.values()
-    )
+    members = alike([layer.form if together and layer.held else i for i, layer in enumerate(layers)])
+    return tuple(FormGroup(each, [layers[i] for i in each], together and layers[each[0]].held) for each in members)
+
+
+def alike(keys: Sequence[Hashable]) -> tuple[tuple[int, ...], ...]:
+    """The indices of equal keys together, in the order in which each key comes first."""
+    found: dict[Hashable, list[int]] = {}
+    for i, key in enumerate(keys):
+        found.setdefault(key, []).append(i)
+    return tuple(map(tuple, found.values()))

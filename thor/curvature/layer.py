@@ -204,7 +204,7 @@ class InverseLayer(Layer):
             is_dense_faster(column.cut, copies * row.cut.padded),
             is_dense_faster(row.cut, copies * column.cut.padded),
         )
-        if not self.held or not any(dense):
+        if not any(dense):
             return super().in_group(layers)
         shapes = (
             ((self.copies, 1, f.cut.dim, f.cut.dim), (1,), (1,)) if is_dense else f.cache_shapes

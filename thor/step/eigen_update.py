@@ -10,6 +10,7 @@ from mindspore import ParameterTuple, nn, ops
 from first_order.adam import bias_correction, moments_after
 from first_order.tensors import scalar
 from thor.curvature.basis_layer import BasisLayer
+from thor.curvature.form_groups import alike
 from thor.distributed.ranks import Ranks
 from thor.runtime import device
 from thor.runtime.graph_ops import entry, nested_entry, over, shared
@@ -46,7 +47,9 @@ class EigenUpdate(LayerUpdate):
         limit = largest_step(beta1, beta2)
         self.limits, self.limited = tuple(limit * factor for factor in self.factors), limit < float("inf")
         #: the other weights by shape, whose moments are stacked as those of a group of layers are
-        self.others_by_shape = _by_shape([p.shape for p in moments.first], device.spares_kernels())
+        together = device.spares_kernels()  # a number has no axis to be stacked along
+        shapes = [tuple(each.shape) for each in moments.first]
+        self.others_by_shape = alike([shape if together and shape else k for k, shape in enumerate(shapes)])
         self.other_units = tuple(range(len(self.groups), len(self.groups) + len(self.others_by_shape)))
         self.other_place = places_in(self.others_by_shape)
         #: the indices of the moments of each unit: a group of layers, or other weights of one shape
@@ -141,11 +144,3 @@ class EigenUpdate(LayerUpdate):
 
 def _entry_as_float32(values, index):
     return _cast(values[index], ms.float32)
-
-
-def _by_shape(shapes: Sequence[tuple[int, ...]], together: bool) -> tuple[tuple[int, ...], ...]:
-    """The indices of equal shapes, if ``together``, else one by one; a number has no axis to be stacked along."""
-    found: dict[object, list[int]] = {}
-    for i, shape in enumerate(shapes):
-        found.setdefault(tuple(shape) if together and shape else i, []).append(i)
-    return tuple(tuple(each) for each in found.values())

@@ -9,7 +9,7 @@ import numpy as np
 from mindspore import Parameter, ParameterTuple, nn, ops
 
 from first_order.cells import set_unregistered
-from thor.curvature.form_groups import form_groups
+from thor.curvature.form_groups import FormGroup, form_groups
 from thor.curvature.layer import Layer
 from thor.distributed.ranks import Ranks
 from thor.distributed.reduce import Sums
@@ -51,6 +51,8 @@ class Moving(nn.Cell):
     one for each weight, are decoupled: w <- (1 - lr decay) w before the step.
     """
 
+    form_groups: tuple[FormGroup, ...] = ()
+
     def __init__(self, inner: nn.Optimizer, decays: Sequence[float]):
         super().__init__(auto_prefix=False)
         no_more_parameters(inner, len(decays))
@@ -59,7 +61,6 @@ class Moving(nn.Cell):
         self.group_rates = bool(inner.is_group_lr)
         self.frozen: tuple[int, ...] = ()
         self.across: Sums | None = None  # sums of directions over ranks
-        set_unregistered(self, form_groups=())
 
     def renew_groups(self, loaded: bool = False) -> None:
         """Let the groups of layers take over what layers have adopted, or everything if it was ``loaded``."""

@@ -105,20 +105,23 @@ class Update(LayerUpdate):
 
 def _grafted(directions, gradients, layers):
     """The directions of so many layers, each scaled to the norm of its gradients."""
-    if layers > 1:
-        of_layer = ops.partial(_squares_by_layer, layers)
-        own, wanted = ops.addn(over(of_layer, directions)), ops.addn(over(of_layer, gradients))
-        return over(ops.partial(_times_by_layer, layers, ops.sqrt(wanted / (own + TINY))), directions)
-    own, wanted = ops.addn(over(dot, directions, directions)), ops.addn(over(dot, gradients, gradients))
-    return over(ops.partial(times, ops.sqrt(wanted / (own + TINY))), directions)
+    squares = ops.partial(_squares_by_layer, layers)
+    own, wanted = ops.addn(over(squares, directions)), ops.addn(over(squares, gradients))
+    return over(ops.partial(_times_by_layer, layers, ops.sqrt(wanted / (own + TINY))), directions)
 
 
 def _squares_by_layer(layers, stack):
+    """The sum of squares of each layer's part of a stack: a vector, or for one layer a number."""
+    if layers == 1:
+        return dot(stack, stack)
     rows = reshaped(stack, (layers, -1))
     return _sum(rows * rows, 1)
 
 
 def _times_by_layer(layers, factors, stack):
+    """Each layer's part of a stack times its factor."""
+    if layers == 1:
+        return times(factors, stack)
     return reshaped(reshaped(stack, (layers, -1)) * reshaped(factors, (layers, 1)), stack.shape)
 
 
