@@ -23,11 +23,11 @@ _LAYERS_WITH_CHECKSUM = 512  # four bytes each; a difference in a later layer is
 def gathered_state(
     optimizer: nn.Cell, layers: Sequence[Layer], column_of: Sequence[int], ranks: Ranks | None
 ) -> list[dict[str, Any]]:
-    """``[{"name", "data"}]`` of every Parameter, including the inverses that other ranks hold.
+    """``[{"name", "data"}]`` of copies of every Parameter, including the inverses that other ranks hold.
 
     ``column_of`` gives for each layer the column of ranks that holds its inverses. All ranks must call it.
     """
-    values = {parameter.name: Tensor(parameter.asnumpy()) for parameter in optimizer.get_parameters()}
+    values = {parameter.name: Tensor(parameter.asnumpy().copy()) for parameter in optimizer.get_parameters()}
     if ranks is not None and ranks.row is not None:
         values |= _caches_of_row(layers, column_of, ranks)
     return [{"name": name, "data": value} for name, value in values.items()]
@@ -57,7 +57,9 @@ def _caches_of_row(layers: Sequence[Layer], column_of: Sequence[int], ranks: Ran
 
 
 def load_state(optimizer: nn.Cell, plan: Parameter, layers: Sequence[Layer], parameters: dict[str, Parameter]) -> None:
-    """Load a complete state, except the cached inverses of layers that this rank does not hold.
+    """Load a copy of a complete state, except the cached inverses of layers that this rank does not hold.
+
+    ``load_param_into_net`` by itself lets both Parameters share storage, so that training would change what was given.
 
     Raises ValueError for another optimizer's state, and if a Parameter is missing.
     """
@@ -68,7 +70,8 @@ def load_state(optimizer: nn.Cell, plan: Parameter, layers: Sequence[Layer], par
     lost = [p.name for p in optimizer.get_parameters() if p.name not in own and p.name not in elsewhere]
     if lost:
         raise ValueError(f"the checkpoint lacks {len(lost)} of the optimizer's Parameters, {lost[0]} among them")
-    ms.load_param_into_net(optimizer, own)
+    copies = {name: Parameter(Tensor(value.asnumpy().copy(), value.dtype), name=name) for name, value in own.items()}
+    ms.load_param_into_net(optimizer, copies)
 
 
 def describe_plan(plan: BlockPlan, layers: list[Layer]) -> str:

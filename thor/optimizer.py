@@ -298,14 +298,14 @@ class THOR(nn.Optimizer):
         return layer
 
     def state(self) -> list[dict[str, Any]]:
-        """The complete state for ``ms.save_checkpoint(state, path)``, including inverses that other ranks hold.
+        """A copy of the complete state for ``ms.save_checkpoint``, including inverses that other ranks hold.
 
         All ranks of a data-parallel job must call it, because each contributes the inverses that it holds.
         """
         return gathered_state(self, self.captured, self._column_of, self.ranks)
 
     def load(self, parameters: dict[str, Parameter]) -> None:
-        """Load a saved :meth:`state`, as ``ms.load_checkpoint`` returns it; other ranks' inverses are skipped."""
+        """Load a copy of a saved :meth:`state`, as ``ms.load_checkpoint`` returns it, without other ranks' inverses."""
         load_state(self, self.own_state.plan, self.captured, parameters)
 
     def memory(self) -> dict[str, int]:

@@ -152,6 +152,21 @@ def test_a_checkpoint_loaded_into_a_running_step_takes_effect(jit, tmp_path):
     assert all(np.array_equal(v, wanted[n]) for n, v in (values(net) | values(optimizer)).items())
 
 
+def test_a_state_kept_in_memory_is_loaded_as_often_as_one_likes():
+    """Neither going on nor a first load changes it."""
+    net, optimizer, step = pair()(0)
+    run(step, 0, 3, batch)
+    kept = {each["name"]: ms.Parameter(each["data"], name=each["name"]) for each in optimizer.state()}
+    weights = values(net)
+    losses = []
+    for _ in range(3):
+        optimizer.load(kept)
+        for weight in net.trainable_params():
+            ms.ops.assign(weight, ms.Tensor(weights[weight.name]))
+        losses.append(run(step, 3, 9, batch))
+    assert losses[0] == losses[1] == losses[2]
+
+
 def test_loading_into_a_running_step_brings_back_layers_that_have_left_the_curvature_step(tmp_path):
     """A layer is stopped by hand and leaves; the checkpoint is from before."""
     _, optimizer, step = pair(refresh=TraceRule.thor_nt(), interval=2)(0)
