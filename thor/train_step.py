@@ -140,8 +140,8 @@ class TrainStep(nn.Cell):
             self.forward_pass, layers, self.update, ranks=ranks, sums=sums, jit=self.jit, state=control.own_state
         )
         self.step_graphs.lengths = self._lengths
-        curvature = control.own_state.curvature if isinstance(control, THOR) else ()
-        state = [*self.network.get_parameters(), *others, *curvature, *control.inner.get_parameters()]
+        own = (*control.own_state.curvature, *control.own_state.moments) if isinstance(control, THOR) else ()
+        state = [*self.network.get_parameters(), *others, *own, *control.inner.get_parameters()]
         self._state_watch = StorageWatch(state)  # covers everything that graphs read and write
         self._sums_watch = StorageWatch([] if sums is None else sums.gradients)
         self._inner_changes = -1  # inner.changes, which counts changes of its options, when graphs were compiled

@@ -6,7 +6,7 @@ import pytest
 from mindspore import nn
 
 import thor
-from tests.support.networks import Mixed, Mlp, batch, images, make, values
+from tests.support.networks import Mixed, Mlp, batch, images, make, squared_error, values
 from thor import TraceRule
 
 SETTINGS = {"momentum": 0.9, "interval": 4, "factor_interval": 2, "factor_decay": 0.9, "block_size": 3}
@@ -152,9 +152,13 @@ def test_a_checkpoint_loaded_into_a_running_step_takes_effect(jit, tmp_path):
     assert all(np.array_equal(v, wanted[n]) for n, v in (values(net) | values(optimizer)).items())
 
 
-def test_a_state_kept_in_memory_is_loaded_as_often_as_one_likes():
-    """Neither going on nor a first load changes it."""
-    net, optimizer, step = pair()(0)
+@pytest.mark.parametrize("kind", [{"precondition": "eigenbasis"}, {"precondition": "inverse", "damping": 0.1}])
+@pytest.mark.parametrize("jit", [True, False])
+def test_a_state_kept_in_memory_is_loaded_as_often_as_one_likes(kind, jit):
+    """Neither going on nor a first load changes it, and a running step goes on from all of it."""
+    net = Mlp(seed=0)
+    optimizer = thor.THOR(net, 0.05, interval=4, factor_interval=2, block_size=3, **kind)
+    step = thor.TrainStep(net, squared_error, optimizer, jit=jit)
     run(step, 0, 3, batch)
     kept = {each["name"]: ms.Parameter(each["data"], name=each["name"]) for each in optimizer.state()}
     weights = values(net)

@@ -49,9 +49,9 @@ def one_epoch(images):
     def run(rate, seed):
         highest[0] = rate
         ms.set_seed(seed)
+        optimizer.load(first_state)  # has the weights of the first run too
         for own, fresh in zip(net.get_parameters(), autoencoder().get_parameters(), strict=True):
             own.set_data(fresh.value())
-        optimizer.load(first_state)
         order = np.random.default_rng(seed).permutation(len(train))
         for part in order.reshape(steps, BATCH):
             batch = Tensor(train[part])
