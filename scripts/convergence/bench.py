@@ -114,9 +114,9 @@ class Bench:
 
     def _train(self, folder: Path, settings: TrainSettings) -> int:
         """Run train.py and return its status."""
-        path = folder.with_suffix(".yaml")
+        path = _beside(folder, ".yaml")
         save_config(settings, path)
-        with folder.with_suffix(".log").open("a") as log:
+        with _beside(folder, ".log").open("a") as log:
             command = [sys.executable, str(TRAIN), "--config", str(path), "--resume", "auto"]
             process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=os.environ | self.share)
             self.running.append(process)
@@ -128,13 +128,18 @@ class Bench:
 
     def _broke_down(self, folder: Path, status: int) -> None:
         """Mark a run whose loss or gradients were not finite, which is a result; any other reason is an error."""
-        words = folder.with_suffix(".log").read_text(errors="replace").strip().splitlines()[-1:]
+        words = _beside(folder, ".log").read_text(errors="replace").strip().splitlines()[-1:]
         if not words or "not finite" not in words[0]:
             told = UserError(f"{folder}: training ended with status {status}: {' '.join(words)}")
             self.error = self.error or told
             self.end()  # else the next run and a parallel one would finish before this error is shown
             raise told
         (folder / FAILED).write_text(words[0] + "\n")
+
+
+def _beside(folder: Path, ending: str) -> Path:
+    """A file beside a run's folder; the folder's name may have points, as that of a learning rate has."""
+    return folder.with_name(folder.name + ending)
 
 
 def _check_same(folder: Path, settings: TrainSettings) -> None:

@@ -115,6 +115,15 @@ def test_a_training_that_broke_down_is_a_result_and_is_not_done_again(bench, tmp
     assert "not finite" in (job(tmp_path, 1).folder / "failed.txt").read_text()
 
 
+def test_runs_whose_names_have_points_do_not_share_their_files(bench, tmp_path, monkeypatch):
+    words = "error: step 3: the loss is not finite\n"
+    monkeypatch.setattr(subprocess, "Popen", type("Diverging", (Process,), {"words": words, "begun": []}))
+    runs = [Job(tmp_path / f"rate-{rate}", job(tmp_path, 1).settings, "test_error") for rate in (0.1, 0.2)]
+    bench.run_all(runs)
+    assert {path.name for path in tmp_path.glob("rate-*.yaml")} == {"rate-0.1.yaml", "rate-0.2.yaml"}
+    assert {path.name for path in tmp_path.glob("rate-*.log")} == {"rate-0.1.log", "rate-0.2.log"}
+
+
 def test_checkpoints_of_finished_runs_are_removed(bench, tmp_path, monkeypatch):
     """Those of hundreds of runs would fill the disk, and nothing reads them."""
     own = job(tmp_path, 1)
