@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from mindspore import Parameter, Tensor, nn, ops
+from mindspore import Parameter, Tensor, nn
 
 from first_order.cells import set_unregistered
 from thor.capture.attach import detach, left_as_found
@@ -34,6 +34,7 @@ from thor.runtime import convolution, device
 from thor.settings import loss_scale as scales
 from thor.settings.inner_optimizer import DEFAULT_MOMENTUM, inner_optimizer
 from thor.settings.kinds import EIGENBASIS, INVERSE, PLURALS, READERS, kind_of, with_defaults
+from thor.settings.learning_rate import HostRate
 from thor.settings.options import read_options
 from thor.settings.weight_sharing import sharing_of
 from thor.step.adam_moments import AdamMoments
@@ -144,7 +145,7 @@ class THOR(nn.Optimizer):
         self._capture(targets, method, initial_scale)
         self.inner = moving
         self._move: Callable[[tuple[Tensor, ...]], Tensor] | None = None
-        self._written: np.float32 | None = None  # the learning rate that the host wrote last
+        self.host_rate = None if self.rate is None else HostRate(self.rate, moving)
 
     # -- construction --------------------------------------------------------------------------------------------
 
@@ -256,6 +257,7 @@ class THOR(nn.Optimizer):
     @property
     def skipped_steps(self) -> Parameter:
         """Number of steps that were not finite and so were skipped."""
+        self.own_state.settle()
         return self.own_state.skipped_steps
 
     @property
@@ -313,6 +315,12 @@ class THOR(nn.Optimizer):
         sizes = {layer.name: layer.bytes for layer in self.captured}
         return sizes | {"total": sum(sizes.values())}
 
+    def parameters_and_names(self, name_prefix: str = "", expand: bool = True) -> Iterator[tuple[str, Parameter]]:
+        """As of any Cell, with the last step counted: checkpoints are made of it."""
+        if (state := getattr(self, "own_state", None)) is not None:
+            state.settle()
+        return super().parameters_and_names(name_prefix, expand)
+
     def _layer(self, name: str) -> Any:
         found = next((layer for layer in self.captured if layer.name == name), None)
         if found is None:
@@ -358,30 +366,13 @@ class THOR(nn.Optimizer):
     @property
     def phase(self) -> str:
         """The kind of the coming step: "plain", "curvature", or "refresh" for a candidate refresh."""
+        self.own_state.settle()
         return "refresh" if self.own_state.refreshes_now else "curvature" if self.own_state.gathers_now else "plain"
 
     @property
     def scaled(self) -> bool:
         """True if the loss is scaled, or a rule may scale it later."""
         return self.scale_rule is not None or self.own_state.loss_scale != 1.0
-
-    def set_learning_rate(self) -> None:
-        """Write this step's learning rate into the inner optimizer, if the host computes the rate."""
-        if self.rate is None:
-            return
-        value, present = np.float32(self.rate(self.step)), self.inner.learning_rate.asnumpy()
-        if self._written is not None and present != self._written:
-            raise ValueError(
-                f"learning_rate is a function of the step, {self._written:g} at the last one, and something else, as a "
-                f"callback, has set it to {present:g}: give THOR a number as learning_rate, or leave the callback out"
-            )
-        if present != value:
-            ops.assign(self.inner.learning_rate, Tensor(value))
-        self._written = value
-
-    def state_was_loaded(self) -> None:
-        """Note that the inner optimizer's learning rate may be a loaded one."""
-        self._written = None
 
     def refresh(self, indices: list[int]) -> int:
         """Make one candidate refresh of these layers, and return the bytes that this rank sent for it.

@@ -8,12 +8,13 @@ everything that training depends on besides the weights. There are two clocks: t
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn
 
+from first_order.cells import set_unregistered
 from thor.curvature.layer import Layer
 from thor.curvature.refresher import LayerTable
 from thor.curvature.trace_rule import ACTIVE
@@ -32,7 +33,13 @@ class Moments(Protocol):
 
 
 class StepCounts(nn.Cell):
-    """Counts of steps and the live loss scale, for any optimizer; :class:`OptimizerState` describes the Parameters."""
+    """Counts of steps and the live loss scale, for any optimizer; :class:`OptimizerState` describes the Parameters.
+
+    The last step may be uncounted, while a device still computes whether it was finite. Whoever needs exact counts
+    calls :meth:`settle`.
+    """
+
+    _count: Callable[[], None] | None = None  # counts the last step, if it is uncounted
 
     def __init__(self, loss_scale: float):
         super().__init__(auto_prefix=False)
@@ -45,7 +52,28 @@ class StepCounts(nn.Cell):
     @property
     def step(self) -> int:
         """Number of steps done, without skipped ones."""
+        self.settle()
         return read(self.step_count)
+
+    @property
+    def expected_step(self) -> int:
+        """The step if an uncounted one was finite: never less than :attr:`step`, and never waits for a device."""
+        return read(self.step_count) + self.uncounted
+
+    @property
+    def uncounted(self) -> bool:
+        """True if the last step has not been counted."""
+        return self._count is not None
+
+    def count_later(self, count: Callable[[], None]) -> None:
+        """Leave the last step uncounted; ``count`` counts it."""
+        set_unregistered(self, _count=count)
+
+    def settle(self) -> None:
+        """Count the last step, if it is uncounted."""
+        if (count := self._count) is not None:
+            set_unregistered(self, _count=None)
+            count()
 
     @property
     def loss_scale(self) -> float:
@@ -136,13 +164,13 @@ class OptimizerState(StepCounts):
 
     @property
     def gathers_now(self) -> bool:
-        """True if the coming step gathers factors."""
-        return self.step >= min(read(self.next_refresh), read(self.next_gather)) and bool(self.active_layers)
+        """True if the coming step gathers factors; for an uncounted step before it, if that was finite."""
+        return self.expected_step >= min(read(self.next_refresh), read(self.next_gather)) and bool(self.active_layers)
 
     @property
     def refreshes_now(self) -> bool:
-        """True if the coming step is a candidate refresh."""
-        return self.step >= read(self.next_refresh) and bool(self.active_layers)
+        """True if the coming step is a candidate refresh; for an uncounted step before it, if that was finite."""
+        return self.expected_step >= read(self.next_refresh) and bool(self.active_layers)
 
     def gain(self, indices: Sequence[int], decay: float) -> tuple[Tensor, np.float32]:
         """The gain of fresh statistics, one number per layer (0 if it has stopped), and the average's new weight.

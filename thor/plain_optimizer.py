@@ -36,15 +36,13 @@ class PlainOptimizer(nn.Cell):
         self.max_bad_steps = check_int("max_bad_steps", max_bad_steps, 1)
         self.own_state = StepCounts(initial)
         self.ranks = ranks_of_context(None)
+        self.host_rate = None  # `inner` has a rate of its own
         set_unregistered(self, network=net, inner=inner)
 
     @property
     def scaled(self) -> bool:
         """True if the loss is, or will be, scaled."""
         return self.scale_rule is not None or self.own_state.loss_scale != 1.0
-
-    def state_was_loaded(self) -> None:
-        """Nothing depends on it here."""
 
     def finished(self, finite: bool) -> bool:
         """Count the step and adjust the loss scale; returns True if ``max_bad_steps`` in a row were not finite."""

@@ -11,16 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from mindspore import ParameterTuple, Tensor, nn
+from mindspore import Parameter, ParameterTuple, Tensor, nn
 
 from first_order.base import FirstOrder
 from first_order.cells import set_unregistered
 from first_order.checks import check_int, flag
 from first_order.compiled import clear_failed_call
 from first_order.storage_watch import StorageWatch
+from thor.ahead import Ahead
 from thor.distributed.agreement import same_everywhere, same_values
 from thor.distributed.ranks import copy_first
 from thor.optimizer import THOR
@@ -28,40 +29,18 @@ from thor.plain_optimizer import PlainOptimizer
 from thor.runtime import device
 from thor.runtime.graph_ops import forget_compiled_construct
 from thor.runtime.parameters import read
-from thor.settings.inner_optimizer import count_rates
 from thor.settings.kinds import INVERSE
+from thor.settings.learning_rate import RateList
 from thor.shared_settings import shared_settings
 from thor.step.accumulation import Accumulators
 from thor.step.diagnose import first_bad_layer, likely_cause, stop_message
+from thor.step.differentiated import Differentiated
 from thor.step.forward import Forward, examples_of
 from thor.step.graphs import StepGraphs
 from thor.step.layer_update import no_more_parameters
 from thor.step.micro_batches import MicroBatches
 from thor.step.moving_averages import MovingAverages
 from thor.step_control import step_control, update_of
-
-
-@dataclass(frozen=True)
-class Differentiated:
-    """What the first half of a step leaves to the second.
-
-    Attributes:
-        inputs: the batch.
-        scale: the loss scale of the graphs, None where nothing is scaled.
-        loss: the unscaled loss.
-        finite: whether loss, gradients and statistics are finite.
-        gradients: unscaled, in the order of the optimizer's weights.
-        statistics: fresh statistics of the captured layers; None if none were due.
-        aux: (further outputs,) with ``has_aux``.
-    """
-
-    inputs: tuple[Any, ...]
-    scale: Tensor | None
-    loss: Tensor
-    finite: Tensor
-    gradients: tuple[Tensor, ...]
-    statistics: tuple[Tensor, ...] | None
-    aux: tuple[Any, ...]
 
 
 class TrainStep(nn.Cell):
@@ -86,6 +65,7 @@ class TrainStep(nn.Cell):
 
     control: THOR | PlainOptimizer
     loss_fn: Callable[..., Any] | None
+    _bound = False
 
     def __init__(
         self, net: nn.Cell, loss_fn: Callable[..., Any] | None, optimizer: nn.Cell, *, has_aux: bool = False,
@@ -108,7 +88,6 @@ class TrainStep(nn.Cell):
         device.allow_deep_graphs()
         self._moving = MovingAverages(net)
         self._lengths: tuple[Any, ...] | None = None
-        self._bound = False
         if not self._chooses_blocks:  # the first step binds, once it has chosen the block size
             self._bind()
         self.set_train()
@@ -136,6 +115,9 @@ class TrainStep(nn.Cell):
             self.micro_batches = MicroBatches(self.accumulate)
             self.sums, self.factor_sums, self.loss_sum = sums.gradients, sums.statistics, sums.loss
         self.update = update_of(control)
+        self._ahead = Ahead(control, self._moving, single=sums is None, jit=self.jit)
+        if self._ahead.possible:
+            self.update.mend_in_graph(self._moving)
         self.step_graphs = StepGraphs(
             self.forward_pass, layers, self.update, ranks=ranks, sums=sums, jit=self.jit, state=control.own_state
         )
@@ -150,10 +132,16 @@ class TrainStep(nn.Cell):
         optimized = {id(weight) for weight in control.inner.parameters}
         unknown = (p for p in self.network.get_parameters() if id(p) not in optimized)
         self._not_optimized = [p for p in unknown if not p.requires_grad]
-        self._rates = count_rates(control.inner)
+        self._rates = RateList(control.inner)
         self._bound = True
 
     # -- for users -----------------------------------------------------------------------------------------------
+
+    def parameters_and_names(self, name_prefix: str = "", expand: bool = True) -> Iterator[tuple[str, Parameter]]:
+        """As of any Cell, with the last step counted: checkpoints are made of it."""
+        if self._bound:
+            self.control.own_state.settle()
+        return super().parameters_and_names(name_prefix, expand)
 
     @property
     def graphs(self) -> int:
@@ -196,7 +184,14 @@ class TrainStep(nn.Cell):
         step = self._accumulated_step if self.accumulate > 1 else self._single_batch_step
         with self._clear_errors(inputs):
             loss, finite, *aux = step(gathering, self._scale(), *inputs)
-        self._end(finite, gathering, inputs)
+            self.control.own_state.settle()  # the step before
+            if isinstance(finite, Tensor) and not self._ahead.leaves_flag:
+                finite = bool(finite.asnumpy())
+        if isinstance(finite, Tensor):
+            self._note_storage(False)
+            self.control.own_state.count_later(partial(self._end_later, finite, inputs))
+        else:
+            self._end(finite, gathering, inputs)
         return (loss, _aux(aux[0])) if aux else loss
 
     def differentiate(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Differentiated:
@@ -225,6 +220,8 @@ class TrainStep(nn.Cell):
         """Bind the batch and prepare the step; also whether it gathers factors."""
         inputs = self.forward_pass.bind(args, kwargs)
         control = self.control
+        if control.own_state.uncounted and (self._state_watch.moved or not self._ahead.launches):
+            control.own_state.settle()
         if self._chooses_blocks:
             control.profile_blocks(self.loss_fn, inputs)
             self._bind()
@@ -249,6 +246,10 @@ class TrainStep(nn.Cell):
             damped = isinstance(self.control, THOR) and self.control.options.kind == INVERSE
             where = where or likely_cause(self.step_graphs.scaled, self.accumulate > 1, ranks is not None, damped)
             raise FloatingPointError(stop_message(state.step, read(state.bad_steps), where, damped))
+
+    def _end_later(self, finite: Tensor, inputs: tuple[Any, ...]) -> None:
+        """As :meth:`_end`, for a plain step whose flag has not been read."""
+        self._end(bool(finite.asnumpy()), False, inputs)
 
     def _note_storage(self, changed: bool) -> None:
         """Remember where values lie; ``changed`` if that may be elsewhere than before, as after no plain step."""
@@ -279,23 +280,19 @@ class TrainStep(nn.Cell):
         if isinstance(control.inner, FirstOrder) and (self.accumulate == 1 or self.micro_batches.begins):
             control.inner.prepare()
         self._moving.before_step()
-        if self._rates is not None and (step := int(control.inner.global_step.asnumpy()[0])) >= self._rates:
-            raise ValueError(
-                f"learning_rate is a list of {self._rates} rates, one a step, and step {step} has none: give one for "
-                f"each step of the training"
-            )
+        self._rates.before_step()
         if isinstance(control, THOR):
             control.integrity.check()
-            control.set_learning_rate()
+        if control.host_rate is not None:
+            control.host_rate.write(control.own_state.step)
 
     def _single_batch_step(self, gathering: bool, scale: Tensor | None, *inputs: Any) -> tuple[Any, ...]:
-        """(loss, finite), and with ``has_aux`` the further outputs."""
+        """(loss, finite), and with ``has_aux`` the further outputs; ``finite`` of a plain step is yet to be read."""
         run = self.step_graphs.curvature if gathering else self.step_graphs.plain
         outputs, aux = self._without_aux(run(scale, *inputs))
         if gathering:
             return (*self._refresh_and_apply(scale, *outputs), *aux)
-        loss, finite = outputs
-        return (loss, bool(finite.asnumpy()), *aux)
+        return (*outputs, *aux)
 
     def _without_aux(self, outputs: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """What a graph returns, and with ``has_aux`` apart from it the further outputs, which come last."""
@@ -371,7 +368,9 @@ class TrainStep(nn.Cell):
             self._inner_changes = changes
         if self._state_watch.moved:
             self._moving.forget()
-            control.state_was_loaded()
+            self._rates.forget()
+            if control.host_rate is not None:
+                control.host_rate.forget()
             if self.jit:
                 self._state_watch.restore()
             self._state_watch.forget()

@@ -167,6 +167,11 @@ def spares_kernels() -> bool:
     return _chosen() != "CPU"
 
 
+def runs_ahead() -> bool:
+    """Whether a call returns before the device is done. On a CPU it returns when all is done."""
+    return _chosen() != "CPU"
+
+
 def supports_group_all_gather() -> bool:
     """Whether AllGather works within a group of some ranks. On a CPU it works only among all of them."""
     return current() != "CPU"

@@ -7,7 +7,7 @@ from numbers import Real
 from typing import Any
 
 import mindspore as ms
-from mindspore import Parameter, nn, ops
+from mindspore import nn, ops
 
 import first_order
 from first_order.base import decays_by_rule
@@ -178,11 +178,3 @@ def inner_optimizer(
             ops.assign(inner.learning_rate, ms.Tensor(schedule(0) if schedule else learning_rate, ms.float32))
     decoupled = options.weight_decay_mode == "decoupled"
     return inner, schedule, tuple(decays[id(w)] if decoupled else 0.0 for w in inner.parameters)
-
-
-def count_rates(inner: nn.Optimizer) -> int | None:
-    """How many learning rates an optimizer was given as a list, one a step; None where its rate never ends."""
-    rates = inner.learning_rate if isinstance(inner.learning_rate, tuple) else (inner.learning_rate,)
-    lists = [getattr(rate, "learning_rate", None) for rate in rates]
-    counts = [each.shape[0] for each in lists if isinstance(each, Parameter) and each.ndim == 1]
-    return min(counts, default=None)

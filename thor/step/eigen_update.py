@@ -74,6 +74,8 @@ class EigenUpdate(LayerUpdate):
             ops.assign(self.steps, self.steps + 1)
             moves = directions + (self._steps_of_others(plain) if self.other_units else (),)
             loss = self.move(loss, over(ops.partial(nested_entry, moves), self.sources))
+        else:
+            loss = self.stay(loss)
         return loss, finite
 
     def _steps(self, by_layer, others):

@@ -16,6 +16,7 @@ from thor.distributed.reduce import Sums
 from thor.runtime import device
 from thor.runtime.graph_ops import dot, entry, nested_entry, over, times
 from thor.step.finite_check import finiteness_summary
+from thor.step.moving_averages import MovingAverages, mended
 
 _cast = ops.Cast()
 
@@ -48,10 +49,13 @@ class Moving(nn.Cell):
     """Lets an optimizer move its weights by gradients or directions.
 
     Weights whose index is in ``frozen`` do not move, whatever the optimizer does with a gradient of zero. ``decays``,
-    one for each weight, are decoupled: w <- (1 - lr decay) w before the step.
+    one for each weight, are decoupled: w <- (1 - lr decay) w before the step. A step that is not finite mends the
+    moving averages that the graph was given.
     """
 
     form_groups: tuple[FormGroup, ...] = ()
+    averages: tuple[Parameter, ...] = ()
+    copies: tuple[Parameter, ...] = ()
 
     def __init__(self, inner: nn.Optimizer, decays: Sequence[float]):
         super().__init__(auto_prefix=False)
@@ -66,6 +70,16 @@ class Moving(nn.Cell):
         """Let the groups of layers take over what layers have adopted, or everything if it was ``loaded``."""
         for group in self.form_groups:
             group.renew(loaded)
+
+    def mend_in_graph(self, moving: MovingAverages) -> None:
+        """Let the graph mend these averages."""
+        set_unregistered(self, averages=moving.averages, copies=moving.copies)
+
+    def stay(self, loss):
+        """Mend the moving averages; returns the loss."""
+        for place, average in enumerate(self.averages):
+            ops.assign(average, mended(average, self.copies[place]))
+        return loss
 
     def move(self, loss, moves):
         """Move the weights; returns the loss, which then depends on that."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from mindspore import Parameter, Tensor, nn, ops
+from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 #: Steps from one copy to the next. An average with the usual momentum 0.9 has forgotten its value after so many steps.
 EVERY = 100
@@ -14,29 +14,50 @@ class MovingAverages:
 
     Without the copies, one non-finite batch would spoil them for good: BatchNorm's kernel updates them in the forward
     pass, before the finite check. The network would train on, but could not be evaluated any more.
+
+    Attributes:
+        averages: the averages.
+        copies: one of each, in the same order; no checkpoint has them.
     """
 
     def __init__(self, net: nn.Cell):
         cells = [cell for _, cell in net.cells_and_names()]
-        averages = [getattr(cell, name, None) for cell in cells for name in ("moving_mean", "moving_variance")]
-        self._parameters = [each for each in averages if isinstance(each, Parameter)]
-        self._copies: list[np.ndarray] = []
+        found = [getattr(cell, name, None) for cell in cells for name in ("moving_mean", "moving_variance")]
+        self.averages = ParameterTuple([each for each in found if isinstance(each, Parameter)])
+        self.copies = ParameterTuple(
+            [
+                Parameter(Tensor(p.asnumpy().copy()), f"copy{index}.{p.name}", requires_grad=False)
+                for index, p in enumerate(self.averages)
+            ]
+        )
         self._age = 0
+
+    @property
+    def due(self) -> bool:
+        """True if the coming step begins with new copies."""
+        return bool(self.averages) and self._age % EVERY == 0
 
     def before_step(self) -> None:
         """Copy the averages every ``EVERY`` steps."""
-        if self._age % EVERY == 0:
-            fresh = [parameter.asnumpy().copy() for parameter in self._parameters]
-            kept = self._copies or fresh  # an earlier micro-batch may have spoilt an average
-            self._copies = [x if np.isfinite(x).all() else old for x, old in zip(fresh, kept, strict=True)]
+        if self.due:
+            for average, copy in zip(self.averages, self.copies, strict=True):
+                fresh, first = average.asnumpy(), self._age == 0
+                # an earlier micro-batch may have spoilt an average
+                ops.assign(copy, Tensor(fresh if first else np.where(np.isfinite(fresh), fresh, copy.asnumpy())))
         self._age += 1
 
     def forget(self) -> None:
         """Drop the copies, because averages were loaded; the next step makes new copies."""
-        self._age, self._copies = 0, []
+        self._age = 0
 
     def mend(self) -> None:
-        """Restore the averages that are not finite from their copies."""
-        for parameter, copy in zip(self._parameters, self._copies, strict=True):
-            if not np.isfinite(parameter.asnumpy()).all():
-                ops.assign(parameter, Tensor(copy))
+        """Restore what is not finite of the averages from their copies."""
+        for average, copy in zip(self.averages, self.copies, strict=True):
+            value = average.asnumpy()
+            if not np.isfinite(value).all():
+                ops.assign(average, mended(average, copy))
+
+
+def mended(average: Tensor, copy: Tensor) -> Tensor:
+    """An average, with the copy's value wherever it is not finite."""
+    return ops.select(ops.isfinite(average), average, copy)

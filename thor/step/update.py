@@ -80,6 +80,8 @@ class Update(LayerUpdate):
             if not self.by_weight:  # a second cut would leave MindSpore without a direction's shape
                 cut = self.cut(directions, grouped)
             loss = self.move(loss, over(ops.partial(nested_entry, cut + (others,)), self.sources))
+        else:
+            loss = self.stay(loss)
         return loss, finite
 
     def _directions(self, matrices, at, group):
@@ -144,4 +146,6 @@ class PlainUpdate(Moving):
             gradients = over(ops.partial(times, ops.minimum(self.clip_norm / (norm + 1e-12), 1.0)), gradients)
         if finite:
             loss = self.move(loss, gradients)
+        else:
+            loss = self.stay(loss)
         return loss, finite
