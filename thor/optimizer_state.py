@@ -82,6 +82,7 @@ class StepCounts(nn.Cell):
 
     def finished(self, finite: bool, rule: DynamicLossScale | None, max_bad_steps: int) -> bool:
         """Count the step and adjust the loss scale; returns True if ``max_bad_steps`` in a row were not finite."""
+        self.settle()
         if finite:
             write(self.step_count, self.step + 1)
             if read(self.bad_steps):

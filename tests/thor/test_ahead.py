@@ -128,6 +128,21 @@ def test_what_is_loaded_is_not_counted_on(monkeypatch, tmp_path):
     assert optimizer.step == 8
 
 
+def test_a_loop_of_ones_own_goes_on_from_an_uncounted_step(monkeypatch):
+    net, optimizer, step, make_batch = trainer(monkeypatch, ahead=True, factor_interval=4)
+    train(step, make_batch, range(3), bad={2})
+    assert optimizer.own_state.uncounted
+    x, y = make_batch(seed=3)
+
+    def forward(x, y):
+        return squared_error(net(x), y)
+
+    _, gradients = thor.value_and_grad(forward, optimizer)(x * np.inf, y)
+    optimizer(gradients)
+    assert (optimizer.step, int(optimizer.skipped_steps.asnumpy()[0])) == (2, 2)
+    assert int(optimizer.own_state.bad_steps.asnumpy()[0]) == 2
+
+
 @pytest.mark.parametrize(
     "own",
     [
