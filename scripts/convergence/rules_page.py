@@ -76,8 +76,9 @@ Both comparisons also tell the peak memory of the process, and how many inverses
 ## What is not equal
 
 - On the first four tasks many settings were tried before these rules were written, most of them of THOR with a
-  damping. The ranges of all optimizers there contain what worked. On `vit` and `bible` no setting was explored; their
-  ranges are those of like tasks.
+  damping. The ranges of all optimizers there contain what worked. On `bible` no setting was explored, and on `vit`
+  only the thresholds of THOR_stop, with seed 11 ([table](untuned.md#the-trace-rule-with-eigenbases)). The ranges of
+  both are those of like tasks.
 - K-FAC is this project's own code with whole factors, and so are all the optimizers. Tests compare Adam, Adafactor and
   Muon with PyTorch's.
 - Few trials and a few seeds leave chance a part. The pictures' bands show how large it is.
