@@ -61,8 +61,12 @@ def load_state(optimizer: nn.Cell, plan: Parameter, layers: Sequence[Layer], par
 
     ``load_param_into_net`` by itself lets both Parameters share storage, so that training would change what was given.
 
-    Raises ValueError for another optimizer's state, and if a Parameter is missing.
+    Raises TypeError for what is no dict, and ValueError for another optimizer's state or if a Parameter is missing.
     """
+    if not isinstance(parameters, dict):
+        raise TypeError(
+            f"parameters must be a dict, as ms.load_checkpoint(path) returns it, but got a {type(parameters).__name__}"
+        )
     elsewhere = {cache.name for layer in layers if not layer.held for cache, _ in layer.held_by_few}
     own = {name: value for name, value in parameters.items() if name not in elsewhere}
     if plan.name in own:

@@ -135,6 +135,60 @@ def test_what_is_not_a_network_is_refused():
         THOR(3, 0.1, 0.1)
 
 
+class Listed(nn.Cell):
+    """Layers in a Python list, which MindSpore does not see."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = [nn.Dense(5, 4), nn.Dense(4, 3)]
+
+
+def test_a_network_whose_layers_lie_in_a_python_list_is_refused_with_the_cure():
+    with pytest.raises(ValueError, match=r"Listed has no Parameters: .*attribute of a Cell, or lie in an nn.CellList"):
+        THOR(Listed(), 0.1)
+
+
+def test_params_are_parameters_or_groups():
+    with pytest.raises(TypeError, match=r"params must be .*, but params\[0\] is 'layers.0.weight' of type str"):
+        THOR(Mlp(), 0.1, params=["layers.0.weight"])
+    with pytest.raises(ValueError, match="params must have at least one Parameter or group, but got none: leave it"):
+        THOR(Mlp(), 0.1, params=[])
+
+
+def test_only_a_network_is_detached():
+    with pytest.raises(TypeError, match="net must be an nn.Cell, the network that THOR was made for, but got a list"):
+        thor.detach(Mlp().trainable_params())
+
+
+@pytest.mark.parametrize("given", ["optimizer.ckpt", []], ids=["path", "list"])
+def test_a_state_is_loaded_from_a_dict(given):
+    with pytest.raises(TypeError, match=r"parameters must be a dict, as ms.load_checkpoint\(path\) .*, but got a"):
+        THOR(Mlp(), 0.1).load(given)
+
+
+def test_a_class_is_no_loss():
+    net = Mlp()
+    with pytest.raises(TypeError, match=r"loss_fn must be .*, but got the class MSELoss: make one, as MSELoss\(\)"):
+        TrainStep(net, nn.MSELoss, THOR(net, 0.1))
+
+
+class Foreign:
+    """An array of another library."""
+
+    def __array__(self):
+        return np.ones((8, 5), np.float32)
+
+
+@pytest.mark.parametrize("own_loop", [False, True], ids=["step", "loop"])
+def test_an_array_of_another_library_is_refused_with_its_place(own_loop):
+    net = Mlp()
+    optimizer = THOR(net, 0.1)
+    step = thor.value_and_grad(net, optimizer) if own_loop else TrainStep(net, squared_error, optimizer)
+    given = batch()[0], Foreign()
+    with pytest.raises(TypeError, match=r"input 1 of a batch must be .*, but got a \w+.Foreign: .*np.asarray"):
+        step(*given)
+
+
 def test_attaching_twice_is_refused_with_the_cure():
     net = Mlp()
     THOR(net, 0.1, 0.1)

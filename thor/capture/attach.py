@@ -242,6 +242,8 @@ def left_as_found(net: nn.Cell) -> Iterator[None]:
 
 def detach(net: nn.Cell) -> int:
     """Undo all changes by THOR and its fast convolutions to the network; return the number of layers restored."""
+    if not isinstance(net, nn.Cell):
+        raise TypeError(f"net must be an nn.Cell, the network that THOR was made for, but got a {type(net).__name__}")
     cells = [cell for _, cell in tapped_cells(net)]
     restored = len({id(cell) for cell in (*cells, *convolution.patched(net))})
     for cell in cells:

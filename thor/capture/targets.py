@@ -27,6 +27,7 @@ from mindspore import Parameter, nn
 
 from first_order.cells import own_parameters
 from thor.capture.layer_classes import (
+    DECLARED,
     LayerClass,
     class_of,
     is_embedding,
@@ -89,7 +90,10 @@ def _reason_against(
         return f"overrides {overridden}.construct" if overridden else "this type has no factors here"
     if found.kind == "norm" and not norms:
         return "normalisation takes the plain gradient (norms=False)"
-    if not any(trains(weight) for weight in _weights_of(cell, found)):
+    weights = _weights_of(cell, found)
+    if not weights and found.kind in DECLARED:
+        return f"has no Parameter {found.weight!r}, which its class is declared to have"
+    if not any(trains(weight) for weight in weights):
         return "frozen"
     if getattr(cell, "activation_flag", False) and rewritten_from(type(cell)) is not None:
         return "rewritten by MindSpore, with an activation inside: make that a layer of its own"

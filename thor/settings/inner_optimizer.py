@@ -7,7 +7,7 @@ from numbers import Real
 from typing import Any
 
 import mindspore as ms
-from mindspore import nn, ops
+from mindspore import Parameter, nn, ops
 
 import first_order
 from first_order.base import decays_by_rule
@@ -118,8 +118,21 @@ def default_inner(
     if not isinstance(weights, Iterable):
         raise TypeError(f"params must be a list of Parameters or of groups, but got {params!r}")
     weights = list(weights)  # an iterator could be read only once
+    if not weights and params is not None:
+        raise ValueError("params must have at least one Parameter or group, but got none: leave it out for all weights")
+    if not weights and not net.parameters_dict():
+        raise ValueError(
+            f"{type(net).__name__} has no Parameters: nothing to optimize. A layer must be an attribute of a Cell, or "
+            f"lie in an nn.CellList or nn.CellDict: MindSpore does not see those in a Python list or dict"
+        )
     if not weights:
         raise ValueError("net has no trainable weights: nothing to optimize")
+    for index, item in enumerate(weights):
+        if not isinstance(item, (Parameter, dict)):
+            raise TypeError(
+                f"params must be a list of Parameters or of groups, but params[{index}] is {item!r} of type "
+                f"{type(item).__name__}"
+            )
     weights = [listed(item) if isinstance(item, dict) else item for item in weights]
     keep = below_1("momentum", momentum)
     if options.weight_decay_mode == "coupled":

@@ -24,6 +24,9 @@ class Forward:
     """
 
     def __init__(self, net: nn.Cell, loss_fn: Callable[..., Any] | None, has_aux: bool):
+        if isinstance(loss_fn, type):
+            name = loss_fn.__name__
+            raise TypeError(f"loss_fn must be a function or a Cell, but got the class {name}: make one, as {name}()")
         self.net, self.loss_fn, self.has_aux = net, loss_fn, has_aux
         self.labels = 0 if loss_fn is None else _labels_of(loss_fn)
 
@@ -39,7 +42,7 @@ class Forward:
             raise TypeError(
                 f"a batch must have an input for the network and {self.labels} for loss_fn, but got {len(args)} in all"
             )
-        inputs = tuple(Tensor(each) if isinstance(each, np.ndarray) else each for each in args)
+        inputs = _as_tensors(args)
         for index, value in enumerate(inputs):
             if isinstance(value, Tensor) and value.ndim and not value.shape[0]:
                 raise ValueError(f"the batch is empty: input {index} has shape {tuple(value.shape)}; leave it out")
@@ -118,7 +121,7 @@ class FunctionForward(Forward):
             bound = inspect.signature(self._function).bind(*args, **kwargs)
             bound.apply_defaults()
             args = bound.args
-        return tuple(Tensor(each) if isinstance(each, np.ndarray) else each for each in args)
+        return _as_tensors(args)
 
     def function(self) -> Callable[..., Any]:
         """The function itself."""
@@ -130,6 +133,17 @@ def examples_of(inputs, unknown=1):
     if len(inputs) > 0 and isinstance(inputs[0], Tensor) and inputs[0].ndim > 0:
         return inputs[0].shape[0]
     return unknown
+
+
+def _as_tensors(args: Sequence[Any]) -> tuple[Any, ...]:
+    """Inputs with NumPy arrays as Tensors; TypeError for an array of another library."""
+    for index, each in enumerate(args):
+        if hasattr(each, "__array__") and not isinstance(each, (Tensor, np.ndarray, np.generic)):
+            kind = f"{type(each).__module__.partition('.')[0]}.{type(each).__name__}"
+            raise TypeError(
+                f"input {index} of a batch must be a Tensor or a NumPy array, but got a {kind}: give np.asarray of it"
+            )
+    return tuple(Tensor(each) if isinstance(each, np.ndarray) else each for each in args)
 
 
 def _labels_of(loss_fn: Callable[..., Any]) -> int:

@@ -53,6 +53,13 @@ class Inherited(nn.Dense):
         return super().construct(x)
 
 
+class Misspelt(Fused):
+    """Declared with an attribute that it does not have."""
+
+    def construct(self, hidden):
+        return ops.matmul(hidden, self.kernel) + self.shift
+
+
 def batch(*shape):
     rng = np.random.default_rng(1)
     x, y = rng.standard_normal((*shape, 5)) + 0.5, rng.standard_normal((*shape, 3))
@@ -382,3 +389,11 @@ def test_a_rewritten_layer_with_an_activation_inside_is_left_out(tmp_path, monke
     left_out = thor.THOR(rewritten(Whole("relu")), 0.1, 0.1, norms=True).left_out
     ((name, reason),) = [(item.name, item.reason) for item in left_out]
     assert name == "hidden" and reason.startswith("rewritten by MindSpore, with an activation inside")
+
+
+def test_a_layer_without_the_weight_that_was_declared_is_left_out_with_that_reason():
+    thor.register(Misspelt, kind="dense", weight="kernal", transposed=True)
+    left_out = thor.THOR(Net(Misspelt(5, 4)), 0.1).left_out
+    assert [(each.name, each.reason) for each in left_out] == [
+        ("first", "has no Parameter 'kernal', which its class is declared to have")
+    ]
