@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,8 @@ def show(settings: TrainSettings, console: Console | None = None) -> Preview:
     sizes = memory(preview.network, preview.optimizer)
     console.print(_layers(settings.network, preview, sizes["curvature"]))
     left_out = getattr(preview.optimizer, "left_out", [])
-    lines = [f"plain gradient: {len(left_out)} layers"] if left_out else []
+    lines = [_captured(preview)] if getattr(preview.optimizer, "layers", []) else []
+    lines += [f"plain gradient: {len(left_out)} layers"] if left_out else []
     lines += [*preview.initial, _memory(sizes), _steps(settings, preview.steps_per_epoch)]
     lines += [f"files: {line}" for line in _files(settings)]
     lines += [f"MISSING HERE: {note}" for note in preview.notes]
@@ -158,11 +160,17 @@ def _steps_per_epoch(settings: TrainSettings, feeds: Feeds | None) -> int | None
     return count_steps(settings, examples // settings.batch_size)
 
 
+def _captured(preview: Preview) -> str:
+    """How many layers of each kind THOR captures."""
+    kinds = Counter(record.kind for record in preview.optimizer.layers)
+    return f"captured: {', '.join(f'{count} {kind}' for kind, count in kinds.items())}"
+
+
 def _layers(title: str, preview: Preview, curvature: dict[str, int]) -> Table:
     """A table of the layers that have weights, and of their factors if they are captured."""
     captured = {record.name: record for record in getattr(preview.optimizer, "layers", [])}
     table = Table(title=title)
-    table.add_column("layer", no_wrap=True)
+    table.add_column("layer", overflow="fold")  # on a narrow terminal names are folded, so that numbers stay whole
     table.add_column("kind", no_wrap=True)
     for column in ("weights", "A", "G", "KiB") if captured else ("weights",):
         table.add_column(column, justify="right", no_wrap=True)

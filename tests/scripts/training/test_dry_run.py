@@ -29,6 +29,19 @@ def test_dry_run_tells_and_leaves_nothing(tmp_path, optimizer):
     assert not (tmp_path / "run").exists()
 
 
+def test_dry_run_counts_what_is_captured(tmp_path):
+    console = Console(file=io.StringIO(), width=160)
+    dry_run.show(tiny_settings(tmp_path, "thor"), console)
+    assert "captured: 4 dense" in console.file.getvalue().splitlines()
+
+
+def test_dry_run_keeps_numbers_whole_on_a_narrow_terminal(tmp_path):
+    console = Console(file=io.StringIO(), width=60)
+    dry_run.show(tiny_settings(tmp_path, "thor"), console)
+    text = console.file.getvalue()
+    assert "785=49x16" in text and "12,560" in text and "…" not in text
+
+
 def test_dry_run_begins_with_the_main_settings(tmp_path):
     console = Console(file=io.StringIO(), width=160)
     settings = tiny_settings(tmp_path, "adam", adam={"learning_rate": 0.01, "schedule": {"warmup_epochs": 0.5}})
