@@ -163,7 +163,7 @@ def inner_optimizer(
     is_schedule = callable(learning_rate) and not isinstance(learning_rate, (nn.Cell, ms.Tensor))
     schedule = HostSchedule("learning_rate", learning_rate, above=False) if is_schedule else None
     if isinstance(learning_rate, Real):
-        number("learning_rate", learning_rate, 0.0)
+        learning_rate = number("learning_rate", learning_rate, 0.0)
     if options.kind == EIGENBASIS and momentum != DEFAULT_MOMENTUM:
         raise ValueError(
             f"momentum must be left out with precondition='eigenbasis', which has beta1, but got {momentum!r}"

@@ -65,3 +65,8 @@ def test_nor_before_the_step_is_made():
     inner.add_param_group({"params": [more.weight]})
     with pytest.raises(ValueError, match="inner was given more Parameters since THOR was made of it"):
         thor.TrainStep(net, squared_error, optimizer)
+
+
+@pytest.mark.parametrize("rate", [np.float32(0.25), np.int64(1)], ids=["float", "int"])
+def test_a_number_of_numpy_is_a_learning_rate(rate):
+    assert float(thor.THOR(Mlp(), rate).learning_rate.asnumpy()) == rate
