@@ -111,7 +111,10 @@ class THOR(nn.Optimizer):
     ) -> None:  # fmt: skip
         nn.Cell.__init__(self, auto_prefix=False)  # the weights and their moments are those of `inner`
         if not isinstance(net, nn.Cell):
-            raise TypeError(f"net must be an nn.Cell, but got {net!r} of type {type(net).__name__}")
+            raise TypeError(
+                f"net must be an nn.Cell, but got an object of type {type(net).__name__}: give the network itself, and "
+                f"the weights in params if it shall move only some of them"
+            )
         kind = kind_of(precondition, damping)
         chosen = with_defaults(kind, {
             "damping": damping, "split": split, "rank": rank, "refresh": refresh, "interval": interval, "clip": clip,

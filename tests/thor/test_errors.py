@@ -131,8 +131,10 @@ def test_a_network_without_a_layer_to_capture_is_refused_with_the_reason():
 
 
 def test_what_is_not_a_network_is_refused():
-    with pytest.raises(TypeError, match="net must be an nn.Cell, but got 3 of type int"):
-        THOR(3, 0.1, 0.1)
+    with pytest.raises(
+        TypeError, match="net must be an nn.Cell, but got an object of type list: give the network itself"
+    ):
+        THOR(Mlp().trainable_params(), 0.1, 0.1)
 
 
 class Listed(nn.Cell):
