@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 
+from thor.runtime.host_threads import available_cores
+
 
 def thread_limit(processes: int) -> dict[str, str]:
     """Environment that limits the threads of each of so many concurrent processes to its share of the cores."""
@@ -32,10 +34,3 @@ def core_binder(apart: Sequence[set[int]]) -> Callable[[], None]:
             os.sched_setaffinity(0, cores)  # 0 is this thread
 
     return bind
-
-
-def available_cores() -> int:
-    """Number of cores that this process may use: under Slurm or taskset fewer than the host has."""
-    if hasattr(os, "sched_getaffinity"):  # on Linux
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

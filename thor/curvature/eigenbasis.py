@@ -15,7 +15,10 @@ from thor.curvature.backends import HostAlgebra
 from thor.curvature.factor import BasisFactor
 from thor.curvature.method_names import EIGH
 from thor.curvature.refresh_job import Exchange, RefreshJob, RefreshMethod
+from thor.runtime.host_threads import in_threads
 
+#: Up to this size blocks are decomposed side by side, each in one thread; larger ones are left to BLAS's own threads.
+SIDE_BY_SIDE = 1024
 #: An eigenvalue below this share of the largest one is rounding: its direction has no curvature.
 NO_CURVATURE = 1e-7
 
@@ -37,8 +40,10 @@ def eigenvectors(blocks: np.ndarray) -> np.ndarray:
 def bases_of(blocks: np.ndarray, rows: np.ndarray) -> np.ndarray | None:
     """The bases [m, b, b] of ``blocks`` [m, b, b], of which the first ``rows`` [m] count; None if one cannot be found.
 
-    What lies behind these rows is padding, and has no basis.
+    What lies behind these rows is padding, and has no basis. Blocks that are not finite have none either.
     """
+    if not np.isfinite(blocks.sum(dtype=np.float64)):
+        return None
     bases = np.zeros_like(blocks)
     for count in np.unique(rows):
         chosen = rows == count
@@ -66,14 +71,20 @@ class Diagonalizer(RefreshMethod):
 
     def compute(self, jobs: list[BasisJob]) -> None:
         """Find the basis of each block."""
-        for job in jobs:
-            factor, cut = job.factor, job.factor.cut
-            blocks = factor.blocks.asnumpy().reshape(-1, cut.size, cut.size)[job.part]
-            rows = np.full((factor.copies, cut.count), cut.size)
-            rows[:, -1] = cut.dim - (cut.count - 1) * cut.size
-            if all(self.algebra.finite([blocks])):
-                job.computed = bases_of(blocks, rows.reshape(-1)[job.part])
+        work = [self._blocks_and_rows(job) for job in jobs]
+        small = [at for at, job in enumerate(jobs) if job.factor.cut.size <= SIDE_BY_SIDE]
+        found = dict(zip(small, in_threads(lambda at: bases_of(*work[at]), small), strict=True))
+        for at, job in enumerate(jobs):
+            job.computed = found[at] if at in found else bases_of(*work[at])
             job.failed = job.computed is None
+
+    def _blocks_and_rows(self, job: BasisJob) -> tuple[np.ndarray, np.ndarray]:
+        """The blocks [m, b, b] of a job's part, and how many rows [m] of each count."""
+        factor, cut = job.factor, job.factor.cut
+        rows = np.full((factor.copies, cut.count), cut.size)
+        rows[:, -1] = cut.dim - (cut.count - 1) * cut.size
+        blocks = factor.blocks.asnumpy().reshape(-1, cut.size, cut.size)
+        return blocks[job.part], rows.reshape(-1)[job.part]
 
     def store(self, jobs: list[BasisJob]) -> None:
         """Take the bases of held factors as they are."""
