@@ -5,7 +5,7 @@ The flag is read right after the launch, or earlier if somebody asks for counts 
 read at once: the graph itself leaves the weights alone and mends moving averages. Where the host decides by the count
 of steps, it waits:
 
-    before a step that gathers factors, and before one that copies moving averages
+    before a step that gathers factors
     after Parameters were loaded
     with a dynamic loss scale, and with a learning rate that the host computes from the step
     if one more bad step would end the training
@@ -18,7 +18,6 @@ from thor.optimizer import THOR
 from thor.plain_optimizer import PlainOptimizer
 from thor.runtime import device
 from thor.runtime.parameters import read
-from thor.step.moving_averages import MovingAverages
 
 
 class Ahead:
@@ -26,13 +25,12 @@ class Ahead:
 
     Args:
         control: the optimizer.
-        moving: the network's moving averages.
         single: whether each batch is a step.
         jit: whether steps are compiled.
     """
 
-    def __init__(self, control: THOR | PlainOptimizer, moving: MovingAverages, *, single: bool, jit: bool):
-        self.control, self.moving = control, moving
+    def __init__(self, control: THOR | PlainOptimizer, *, single: bool, jit: bool):
+        self.control = control
         self.possible = device.runs_ahead() and single and jit and control.host_rate is None
 
     @property
@@ -45,7 +43,7 @@ class Ahead:
         """True if the coming step may be launched although the last one is uncounted."""
         control = self.control
         gathers = isinstance(control, THOR) and control.own_state.gathers_now
-        return not gathers and not self.moving.due and self._may_be_bad
+        return not gathers and self._may_be_bad
 
     @property
     def _may_be_bad(self) -> bool:

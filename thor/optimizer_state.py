@@ -56,6 +56,11 @@ class StepCounts(nn.Cell):
         return read(self.step_count)
 
     @property
+    def in_graphs(self) -> tuple[Parameter, ...]:
+        """The Parameters that compiled graphs read and write."""
+        return ()
+
+    @property
     def expected_step(self) -> int:
         """The step if an uncounted one was finite: never less than :attr:`step`, and never waits for a device."""
         return read(self.step_count) + self.uncounted
@@ -157,6 +162,11 @@ class OptimizerState(StepCounts):
         self.bad_steps = int_parameter("bad_steps", 0)
         self.skipped_steps = int_parameter("skipped_steps", 0)
         self.escalations = int_parameter("escalations", 0)
+
+    @property
+    def in_graphs(self) -> tuple[Parameter, ...]:
+        """Curvature, and Adam's moments."""
+        return (*self.curvature, *self.moments)
 
     @property
     def active_layers(self) -> list[int]:

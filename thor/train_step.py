@@ -115,14 +115,14 @@ class TrainStep(nn.Cell):
             self.micro_batches = MicroBatches(self.accumulate)
             self.sums, self.factor_sums, self.loss_sum = sums.gradients, sums.statistics, sums.loss
         self.update = update_of(control)
-        self._ahead = Ahead(control, self._moving, single=sums is None, jit=self.jit)
+        self._ahead = Ahead(control, single=sums is None, jit=self.jit)
         if self._ahead.possible:
             self.update.mend_in_graph(self._moving)
         self.step_graphs = StepGraphs(
             self.forward_pass, layers, self.update, ranks=ranks, sums=sums, jit=self.jit, state=control.own_state
         )
         self.step_graphs.lengths = self._lengths
-        own = (*control.own_state.curvature, *control.own_state.moments) if isinstance(control, THOR) else ()
+        own = control.own_state.in_graphs
         state = [*self.network.get_parameters(), *others, *own, *control.inner.get_parameters()]
         self._state_watch = StorageWatch(state)  # covers everything that graphs read and write
         self._sums_watch = StorageWatch([] if sums is None else sums.gradients)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 #: Steps from one copy to the next. An average with the usual momentum 0.9 has forgotten its value after so many steps.
@@ -32,18 +31,12 @@ class MovingAverages:
         )
         self._age = 0
 
-    @property
-    def due(self) -> bool:
-        """True if the coming step begins with new copies."""
-        return bool(self.averages) and self._age % EVERY == 0
-
     def before_step(self) -> None:
         """Copy the averages every ``EVERY`` steps."""
-        if self.due:
+        if self._age % EVERY == 0:
             for average, copy in zip(self.averages, self.copies, strict=True):
-                fresh, first = average.asnumpy(), self._age == 0
                 # an earlier micro-batch may have spoilt an average
-                ops.assign(copy, Tensor(fresh if first else np.where(np.isfinite(fresh), fresh, copy.asnumpy())))
+                ops.assign(copy, average if self._age == 0 else mended(average, copy))
         self._age += 1
 
     def forget(self) -> None:
@@ -53,9 +46,7 @@ class MovingAverages:
     def mend(self) -> None:
         """Restore what is not finite of the averages from their copies."""
         for average, copy in zip(self.averages, self.copies, strict=True):
-            value = average.asnumpy()
-            if not np.isfinite(value).all():
-                ops.assign(average, mended(average, copy))
+            ops.assign(average, mended(average, copy))
 
 
 def mended(average: Tensor, copy: Tensor) -> Tensor:
