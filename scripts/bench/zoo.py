@@ -39,9 +39,9 @@ from scripts.bench.zoo_measure import step_times, structure, trained
 from scripts.bench.zoo_table import percent, write_page
 from scripts.common.arguments import count, file_to_write
 from scripts.common.atomic_write import write_results
-from scripts.common.cpu_cores import available_cores
 from scripts.common.errors import run_program
 from thor.runtime.errors import UserError
+from thor.runtime.host_threads import available_cores
 
 SCRIPT = Path(__file__).resolve()
 ROOT = SCRIPT.parents[2]

@@ -7,11 +7,11 @@ from importlib.metadata import version
 from pathlib import Path
 
 from scripts.common.atomic_write import write_atomically
-from scripts.common.cpu_cores import available_cores
 from scripts.convergence import picture, results, tables
 from scripts.convergence.results import ANEW, Results, TaskResult
 from scripts.convergence.rules import Rules
 from thor.runtime.errors import UserError
+from thor.runtime.host_threads import available_cores
 from thor.runtime.processor import processor_name
 
 RESULTS, TABLES = "results.json", "results.md"

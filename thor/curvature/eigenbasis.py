@@ -42,7 +42,7 @@ def bases_of(blocks: np.ndarray, rows: np.ndarray) -> np.ndarray | None:
 
     What lies behind these rows is padding, and has no basis. Blocks that are not finite have none either.
     """
-    if not np.isfinite(blocks.sum(dtype=np.float64)):
+    if not _finite(blocks):
         return None
     bases = np.zeros_like(blocks)
     for count in np.unique(rows):
@@ -51,7 +51,11 @@ def bases_of(blocks: np.ndarray, rows: np.ndarray) -> np.ndarray | None:
             bases[chosen, :count, :count] = eigenvectors(blocks[chosen, :count, :count])
         except np.linalg.LinAlgError:
             return None
-    return bases if np.isfinite(bases.sum(dtype=np.float64)) else None
+    return bases if _finite(bases) else None
+
+
+def _finite(matrices: np.ndarray) -> bool:
+    return bool(np.isfinite(matrices.sum(dtype=np.float64)))
 
 
 @dataclass

@@ -8,7 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from scripts.common.cpu_cores import available_cores, core_binder, disjoint_cores
+from scripts.common.cpu_cores import core_binder, disjoint_cores
+from thor.runtime.host_threads import available_cores
 
 ASK = [sys.executable, "-c", "import os; print(sorted(os.sched_getaffinity(0)))"]
 
