@@ -6,7 +6,7 @@ import pytest
 from mindspore import nn
 
 import thor
-from tests.support.networks import Mixed, Mlp, batch, images, make, squared_error, values
+from tests.support.networks import Mixed, Mlp, assert_equal, batch, images, make, squared_error, values
 from thor import TraceRule
 
 SETTINGS = {"momentum": 0.9, "interval": 4, "factor_interval": 2, "factor_decay": 0.9, "block_size": 3}
@@ -21,13 +21,6 @@ def save_and_load(source, target, path, form):
         name = str(path / f"part{kind}")
         ms.save_checkpoint(one, name, format=form)
         ms.load_param_into_net(other, ms.load_checkpoint(f"{name}.{form}", format=form))
-
-
-def assert_equal(one, other):
-    ours, theirs = values(one), values(other)
-    assert list(ours) == list(theirs)
-    for name, value in ours.items():
-        assert value.tobytes() == theirs[name].tobytes(), name
 
 
 def check(make_pair, path, *, at, more, form="ckpt", make_batch=batch):
