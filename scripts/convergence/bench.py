@@ -82,10 +82,8 @@ class Bench:
 
     def run(self, job: Job) -> Run | None:
         """Train, unless the run is finished; None if it is not and `read_only`."""
-        folder, seed = job.folder, job.settings.seed
-        settings = job.settings.model_copy(update={"out": str(folder), "keep": 1})
-        _check_same(folder, settings)
-        found = results.read_run(folder, seed, job.metric)
+        folder, seed, settings = job.folder, job.settings.seed, _stored(job)
+        found = self.read(job)
         if found is not None or self.read_only:
             self.pace.found()
             return found
@@ -107,6 +105,11 @@ class Bench:
         text = f"{'/'.join(folder.parts[-3:])}: {shown}, {self.pace.trained(time.monotonic() - start)}"
         self.tell(text)
         return found
+
+    def read(self, job: Job) -> Run | None:
+        """What a run has found; None if it is not finished."""
+        _check_same(job.folder, _stored(job))
+        return results.read_run(job.folder, job.settings.seed, job.metric)
 
     def tell(self, text: str) -> None:
         """Print a line as it is."""
@@ -135,6 +138,11 @@ class Bench:
             self.end()  # else the next run and a parallel one would finish before this error is shown
             raise told
         (folder / FAILED).write_text(words[0] + "\n")
+
+
+def _stored(job: Job) -> TrainSettings:
+    """The settings of a run in its folder."""
+    return job.settings.model_copy(update={"out": str(job.folder), "keep": 1})
 
 
 def _beside(folder: Path, ending: str) -> Path:

@@ -57,7 +57,6 @@ class EqualBudget:
     Attributes:
         final: The last values.
         best: The best values on the way, of which an early stop would keep one.
-        seconds: Median training time without compilation.
         refreshes: Inverses or eigenbases that were computed.
         peak: Peak memory in bytes, the highest of all seeds.
         broke_down, runs: Number of seeds whose training broke down, and of all.
@@ -65,7 +64,6 @@ class EqualBudget:
 
     final: Spread
     best: Spread
-    seconds: float
     refreshes: float
     peak: int
     broke_down: int
@@ -160,6 +158,18 @@ def spread(values: Sequence[float]) -> Spread:
     return Spread(statistics.median(values), min(values), max(values))
 
 
+def timed_by(run: Run, timing: Run) -> Run:
+    """A run with the seconds of another one that evaluates at the same steps, and so does the same work."""
+    seconds = {point.step: (point.seconds, point.compiling) for point in timing.points}
+    if any(point.step not in seconds for point in run.points):
+        raise ValueError(f"seed {run.seed} evaluates at other steps than the run that was timed")
+    points = [
+        point.model_copy(update=dict(zip(("seconds", "compiling"), seconds[point.step], strict=True)))
+        for point in run.points
+    ]
+    return run.model_copy(update={"points": points, "timed_alone": True})
+
+
 def to_target(task: Task, runs: Sequence[Run], target: float) -> ToTarget:
     """Judge a contender's runs to the target."""
     hits = [first_reached(task, run, target) for run in runs]
@@ -184,7 +194,6 @@ def equal_budget(task: Task, runs: Sequence[Run]) -> EqualBudget:
     return EqualBudget(
         final=spread([final(task, run) for run in runs]),
         best=spread([best(task, run) for run in runs]),
-        seconds=statistics.median(run.points[-1].without_compiling if run.points else math.inf for run in runs),
         refreshes=statistics.median(run.refreshes for run in runs),
         peak=max(run.peak for run in runs),
         broke_down=sum(run.broke_down for run in runs),

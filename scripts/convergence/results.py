@@ -53,12 +53,14 @@ class Run(Settings):
         points: Its evaluations; none if it broke down (loss or gradients not finite).
         refreshes: Inverses or eigenbases that THOR computed, summed over layers.
         peak: Peak memory of the process, in bytes.
+        timed_alone: Its seconds are those of a run like it, beside which the machine did nothing else.
     """
 
     seed: int
     points: list[Point] = []
     refreshes: int = 0
     peak: int = 0
+    timed_alone: bool = False
 
     @property
     def broke_down(self) -> bool:

@@ -58,7 +58,9 @@ order of the examples. The optimizers take turns, seed by seed, on one machine.
 
 1. **Time to target.** Each optimizer has the values that reached the target first, with their length of the schedule.
    The cost is counted up to the first evaluation that is at least as good as the target: epochs, seconds without
-   compiling, and seconds with compiling. Evaluations take no part in the seconds.
+   compiling, and seconds with compiling. Evaluations take no part in the seconds. If runs trained at the same time,
+   seconds are taken from one more run of each optimizer with its first seed, one run at a time on a machine that does
+   nothing else. They hold for all seeds, which do the same work.
 2. **Equal budget.** Each optimizer has the values that ended best, with a schedule over all epochs of the task. The
    value at the end counts.
 

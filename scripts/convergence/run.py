@@ -8,8 +8,9 @@
 The rules file says which optimizers are tuned in which spaces, by how many trials, and with which seeds the runs are
 that count; docs/results/rules.md tells it in words. Each run is a folder of scripts/train.py, so a benchmark that
 Ctrl-C or SIGTERM ended goes on with the same command, even in the middle of a run. ``--jobs 2`` trains two runs at
-once, each on its own cores; so is it for all contenders, but seconds are those of a shared machine. ``--report-only``
-makes results.json, tables and pictures of the runs that are finished.
+once, each on its own cores, and its seconds are those of a shared machine. After it, ``--timed`` on a quiet machine
+trains once more what reaches the target, one run at a time, for seconds alone. ``--report-only`` makes results.json,
+tables and pictures of the runs that are finished.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--dry-run", action="store_true", help="tell the number of runs and the hours, and train nothing"
     )
+    parser.add_argument("--timed", action="store_true", help="train once more for seconds alone, one run at a time")
     parser.add_argument("--report-only", action="store_true", help="tables and pictures of the runs that are finished")
     parser.add_argument(
         "--out", type=Path, help="folder of all runs (runs/convergence/NAME of the rules, or .../quick)"
@@ -77,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with handling_signals(bench.end):
             for task in tasks:
                 try:
-                    bench.tell(report.add(task, Study(fixed, task, names, out / task, bench).do()))
+                    bench.tell(report.add(task, Study(fixed, task, names, out / task, bench, options.timed).do()))
                 except NoTargetError as error:
                     without.append(str(error))
                 if bench.ended.is_set():

@@ -13,7 +13,7 @@ from scripts.convergence.results import ContenderResult, Run, TaskResult, Trial
 from scripts.convergence.rules import LENGTH, Rules
 from scripts.convergence.search import Values
 
-TO_TARGET, EQUAL_BUDGET = "to-target", "equal-budget"  # names of the two comparisons in folders
+TO_TARGET, EQUAL_BUDGET, TIMING = "to-target", "equal-budget", "timing"  # in the names of folders
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class Study:
         names: Names of the contenders that take part. Those that set the target are always tuned.
         folder: Folder of the task's runs.
         bench: Does the runs.
+        timed: Train once more for seconds alone, one run at a time.
     """
 
     rules: Rules
@@ -41,6 +42,7 @@ class Study:
     names: Sequence[str]
     folder: Path
     bench: Bench
+    timed: bool = False
 
     def do(self) -> TaskResult:
         """Do all runs that are not done, and return what came out."""
@@ -59,6 +61,7 @@ class Study:
                     own[fast].values, own[good].values | ({LENGTH: 1.0} if LENGTH in own[good].values else {})
                 )
         found = self._test(chosen)
+        self._take_seconds(chosen, found)
         contenders = {
             name: ContenderResult(trials=trials.get(name, []), **found.get(name, {}))
             for name in self.rules.contenders
@@ -100,6 +103,22 @@ class Study:
             if chosen[name].equal_budget == chosen[name].to_target:
                 parts["equal_budget"] = parts.get("to_target", [])
         return found
+
+    def _take_seconds(self, chosen: Mapping[str, Chosen], found: Mapping[str, dict[str, list[Run]]]) -> None:
+        """Give the runs to the target the seconds of one more run with the same values, where there is such a run."""
+        jobs = {}
+        for name, parts in found.items():
+            whole = next((run for run in parts.get("to_target", ()) if not run.broke_down), None)
+            if whole is not None:
+                jobs[name] = self._job(name, chosen[name].to_target, whole.seed, TIMING)
+        if self.timed:
+            self.bench.pace.total += len(jobs)
+            for job in jobs.values():
+                self.bench.run_all([job])
+        for name, job in jobs.items():
+            timing = self.bench.read(job)
+            if timing is not None:
+                found[name]["to_target"] = [measures.timed_by(run, timing) for run in found[name]["to_target"]]
 
     def _job(self, name: str, values: Values, seed: int, run: str) -> Job:
         settings = search.settings(self.rules, self.task, name, values, seed)

@@ -33,7 +33,8 @@ def of_task(rules: Rules, name: str, found: TaskResult) -> str:
         for each in measures.measured(found, lambda part: part.to_target)
     }
     if rows:
-        parts.append(_to_target(rules, task, rows))
+        alone = all(run.timed_alone for name in rows for run in found.contenders[name].to_target if run.points)
+        parts.append(_to_target(rules, task, rows, alone))
     budget = {
         each: measures.equal_budget(task, found.contenders[each].equal_budget)
         for each in measures.measured(found, lambda part: part.equal_budget)
@@ -44,8 +45,9 @@ def of_task(rules: Rules, name: str, found: TaskResult) -> str:
     return "\n\n".join(parts)
 
 
-def _to_target(rules: Rules, task: Task, rows: dict[str, ToTarget]) -> str:
+def _to_target(rules: Rules, task: Task, rows: dict[str, ToTarget], alone: bool) -> str:
     """The table of time to target; medians over seeds, and ratios to the best of two groups."""
+    timed = "seconds of one run at a time" if alone else "seconds as the runs took them"
     groups = (rules.target.set_by, measures.first_order(rules))
     bases = {
         key: [measures.cheapest({name: getattr(row, key) for name, row in rows.items()}, group) for group in groups]
@@ -53,8 +55,8 @@ def _to_target(rules: Rules, task: Task, rows: dict[str, ToTarget]) -> str:
     }
     titles = ", ".join(rules.contenders[name].title for name in groups[0])
     lines = [
-        f"*Time to target*: medians over seeds; in brackets the ratio to the best of {titles}, then to the best of all "
-        "first-order optimizers.",
+        f"*Time to target*: medians over seeds, {timed}; in brackets the ratio to the best of {titles}, then to the "
+        "best of all first-order optimizers.",
         "",
         "| optimizer | epochs | seconds | seconds with compiling | reached | refreshes | final value | peak, MiB |",
         "|---|---|---|---|---|---|---|---|",
@@ -79,14 +81,13 @@ def _equal_budget(rules: Rules, task: Task, rows: dict[str, EqualBudget]) -> str
     lines = [
         f"*Equal budget*: every optimizer for {task.epochs} epochs; medians over seeds, lowest to highest.",
         "",
-        "| optimizer | final value | best value | seconds | refreshes | peak, MiB | broke down |",
-        "|---|---|---|---|---|---|---|",
+        "| optimizer | final value | best value | refreshes | peak, MiB | broke down |",
+        "|---|---|---|---|---|---|",
     ]
     for name, row in rows.items():
         cells = [
             rules.contenders[name].title, _spread(task, row.final), value(task, row.best.median),
-            "-" if math.isinf(row.seconds) else f"{row.seconds:.{_digits(row.seconds)}f}", f"{row.refreshes:.0f}",
-            f"{row.peak / 2**20:.0f}", f"{row.broke_down} of {row.runs}",
+            f"{row.refreshes:.0f}", f"{row.peak / 2**20:.0f}", f"{row.broke_down} of {row.runs}",
         ]  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)

@@ -71,11 +71,11 @@ def test_time_to_target_by_hand():
 def test_equal_budget_by_hand():
     adam = measures.equal_budget(ERROR, ERRORS.contenders["adam"].equal_budget)
     assert (adam.final, adam.best) == (Spread(4.6, 4.1, 5.5), Spread(4.5, 4.0, 5.5))
-    assert (adam.seconds, adam.broke_down, adam.runs) == (20.0, 0, 3)
+    assert (adam.broke_down, adam.runs) == (0, 3)
     muon = measures.equal_budget(ERROR, ERRORS.contenders["muon"].equal_budget)
     assert (muon.final, muon.broke_down) == (Spread(4.4, 4.0, math.inf), 1)
     lost = measures.equal_budget(ACCURACY, [broken(1), broken(2), run(3, [0.8])])
-    assert (lost.final.median, lost.seconds, lost.broke_down) == (-math.inf, math.inf, 2)
+    assert (lost.final.median, lost.broke_down) == (-math.inf, 2)
 
 
 def test_what_tuning_buys_by_hand():
@@ -100,3 +100,12 @@ def test_what_is_compiled_after_the_target_was_reached_does_not_shorten_the_way_
     points = [*late.points[:2], late.points[2].model_copy(update={"compiling": 10.0, "seconds": 25.0})]
     row = measures.to_target(ERROR, [late.model_copy(update={"points": points})], 5.0)
     assert (row.seconds, row.with_compiling) == (10.0, 12.0)
+
+
+def test_a_run_takes_the_seconds_of_a_timed_run_step_by_step():
+    slow, fast = run(2, [9.0, 4.0], compiling=3.0), run(1, [8.0, 5.0, 5.0], compiling=1.0)
+    timed = measures.timed_by(slow, fast)
+    assert [(each.seconds, each.compiling, each.value) for each in timed.points] == [(6.0, 1.0, 9.0), (11.0, 1.0, 4.0)]
+    assert timed.timed_alone and timed.seed == 2 and measures.timed_by(broken(2), fast).broke_down
+    with pytest.raises(ValueError, match="other steps"):
+        measures.timed_by(fast, slow)

@@ -19,10 +19,15 @@ def test_tables_by_hand():
     assert "| Adam | 2.00 (1.00, 1.00) | 20 (1.00, 1.00) | 22 (1.00, 1.00) | 2 of 3 | 8 | 5.000 | 1024 |" in lines
     assert "| Muon | not reached | not reached | not reached | 1 of 3 | 8 | 6.000 | 1024 |" in lines
     assert "| THOR | 0.50 (0.25, 0.25) | 5.0 (0.25, 0.25) | 25 (1.14, 1.14) | 3 of 3 | 8 | 3.000 | 1024 |" in lines
-    assert "| Adam | 4.600 (4.100 to 5.500) | 4.500 | 20 | 8 | 1024 | 0 of 3 |" in lines
-    assert "| Muon | 4.400 (4.000 to broke down) | 4.400 | 20 | 8 | 1024 | 1 of 3 |" in lines
+    assert "| Adam | 4.600 (4.100 to 5.500) | 4.500 | 8 | 1024 | 0 of 3 |" in lines
+    assert "| Muon | 4.400 (4.000 to broke down) | 4.400 | 8 | 1024 | 1 of 3 |" in lines
     assert "| Adam | 6.000 | 4.900 | not reached | 1.00 |" in lines
     assert not any(line.startswith("| THOR | ") and line.count("|") == 6 for line in lines), "it has no trials here"
+    assert "medians over seeds, seconds as the runs took them;" in text
+    runs = {name: [measures.timed_by(r, r) for r in each.to_target] for name, each in ERRORS.contenders.items()}
+    timed = {name: each.model_copy(update={"to_target": runs[name]}) for name, each in ERRORS.contenders.items()}
+    text = tables.of_task(FULL, "autoencoder", ERRORS.model_copy(update={"contenders": timed}))
+    assert "medians over seeds, seconds of one run at a time;" in text
 
 
 def test_percent_where_the_metric_is_an_accuracy():

@@ -18,11 +18,15 @@ class Made(Bench):
 
     def __init__(self, value):
         super().__init__(1, Console(quiet=True))
-        self.value, self.asked = value, []
+        self.value, self.asked, self.done = value, [], set()
 
     def run_all(self, jobs):
         self.asked += [(job.folder.parent.name, job.folder.name, job.settings) for job in jobs]
+        self.done |= {job.folder for job in jobs}
         return [self.value(job) for job in jobs]
+
+    def read(self, job):
+        return self.value(job) if job.folder in self.done else None
 
     @property
     def names(self):
@@ -40,8 +44,8 @@ def by_trial(*trials, test=(9.0, 1.0)):
     return value
 
 
-def study(bench, names, fixed=SETTERS, folder="out"):
-    return Study(fixed, "autoencoder", names, rules.Path(folder), bench)
+def study(bench, names, fixed=SETTERS, folder="out", timed=False):
+    return Study(fixed, "autoencoder", names, rules.Path(folder), bench, timed)
 
 
 def test_both_comparisons_take_their_own_trial_and_seeds_take_turns():
@@ -90,6 +94,28 @@ def test_setters_are_tuned_but_not_tested_if_they_take_no_part():
     fixed = FULL.model_copy(update={"tasks": {**FULL.tasks, "autoencoder": given}})
     bench = Made(by_trial([9.0, 4.0], [9.0, 9.0], [9.0, 9.0]))
     assert study(bench, ["thor"], fixed).do().target == 5.0 and {n.split("/")[0] for n in bench.names} == {"thor"}
+
+
+def test_seconds_are_those_of_one_more_run_where_there_is_one():
+    """A first seed that broke down is not timed, and what another command has timed is taken over."""
+
+    def value(job):
+        name = job.folder.name
+        if name == "to-target-1" and job.folder.parent.name == "thor":
+            return broken(1)
+        return run(job.settings.seed, [9.0, 4.0, 4.0, 4.0], compiling=7.0 if name == "timing" else 1.0)
+
+    bench = Made(value)
+    found = study(bench, ["adam", "thor"], timed=True).do()
+    timings = [
+        (name, each.seed) for name, (_, _, each) in zip(bench.names, bench.asked, strict=True) if "timing" in name
+    ]
+    assert timings == [("adam/timing", 1), ("thor/timing", 2)] and bench.pace.total == len(bench.asked)
+    assert [run.points[0].compiling for run in found.contenders["adam"].to_target] == [7.0, 7.0]
+    assert [run.broke_down for run in found.contenders["thor"].to_target] == [True, False]
+    again = study(bench, ["adam", "thor"]).do()
+    assert len([name for name in bench.names if "timing" in name]) == 2
+    assert again == found
 
 
 def test_a_report_of_unfinished_runs():
