@@ -5,7 +5,7 @@ The flag is read right after the launch, or earlier if somebody asks for counts 
 read at once: the graph itself leaves the weights alone and mends moving averages. Where the host decides by the count
 of steps, it waits:
 
-    before a step that gathers factors
+    before a step that gathers factors or adopts new bases
     after Parameters were loaded
     with a dynamic loss scale, and with a learning rate that the host computes from the step
     if one more bad step would end the training
@@ -42,8 +42,9 @@ class Ahead:
     def launches(self) -> bool:
         """True if the coming step may be launched although the last one is uncounted."""
         control = self.control
-        gathers = isinstance(control, THOR) and control.own_state.gathers_now
-        return not gathers and self._may_be_bad
+        state = control.own_state
+        decides = isinstance(control, THOR) and (state.gathers_now or state.adopts_now)
+        return not decides and self._may_be_bad
 
     @property
     def _may_be_bad(self) -> bool:

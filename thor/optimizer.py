@@ -377,18 +377,6 @@ class THOR(nn.Optimizer):
         """True if the loss is scaled, or a rule may scale it later."""
         return self.scale_rule is not None or self.own_state.loss_scale != 1.0
 
-    def refresh(self, indices: list[int]) -> int:
-        """Make one candidate refresh of these layers, and return the bytes that this rank sent for it.
-
-        All ranks decide by rank 0's traces, because sums of the same numbers may differ in the last bit between
-        processors.
-        """
-        state, options, ranks, step = self.own_state, self.options, self.ranks, self.step
-        before, agree = (0, np.asarray) if ranks is None else (ranks.bytes, ranks.of_first)
-        self.refresher.candidate(indices, state, step, options.damping_at(step), options.refresh, agree)
-        state.schedule_refresh(int(options.interval(step)))
-        return 0 if ranks is None else ranks.bytes - before
-
     def finished(self, finite: bool) -> bool:
         """Count the step and adjust the loss scale; returns True if ``max_bad_steps`` in a row were not finite."""
         return self.own_state.finished(finite, self.scale_rule, self.options.max_bad_steps)

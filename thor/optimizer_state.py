@@ -23,6 +23,8 @@ from thor.settings.loss_scale import DynamicLossScale
 
 logger = logging.getLogger("thor")
 
+NONE = np.array([-1, -1])  # no renewal is computed beside plain steps
+
 
 class Moments(Protocol):
     """Moments of weights outside captured layers (:class:`thor.step.adam_moments.AdamMoments`)."""
@@ -125,6 +127,8 @@ class OptimizerState(StepCounts):
     step_count      [1] steps    steps done; skipped ones do not count                           finished
     next_refresh    [1] step     of the next candidate refresh                                   schedule_refresh
     next_gather     [1] step     of the next gathering of factors                                schedule_gathering
+    renewal         [2] steps    of a candidate refresh whose bases are being computed, and of       schedule_adoption,
+                                 their adoption; -1 if there is none; only with eigenbases       adopted
     average_weight  [1]          sum of the weights in the running averages: bias correction     schedule_gathering
     status          [layers]     ACTIVE or STOPPED                                               write_table
     refreshes       [layers]     refreshes adopted                                               write_table
@@ -152,6 +156,7 @@ class OptimizerState(StepCounts):
         self.step_count = int_parameter("step", 0)
         self.next_refresh = int_parameter("next_refresh", 0)
         self.next_gather = int_parameter("next_gather", 0)
+        self.renewal = None if moments is None else int_parameter("renewal", NONE)
         self.average_weight = float_parameter("average_weight", 0.0)
         self.status = int_parameter("status", np.full(len(layers), ACTIVE))
         self.refreshes = int_parameter("refreshes", np.zeros(len(layers)))
@@ -183,6 +188,16 @@ class OptimizerState(StepCounts):
         """True if the coming step is a candidate refresh; for an uncounted step before it, if that was finite."""
         return self.expected_step >= read(self.next_refresh) and bool(self.active_layers)
 
+    @property
+    def adopts_now(self) -> bool:
+        """True if the coming step first adopts new bases; for an uncounted step before it, if that was finite."""
+        return self.renewal is not None and 0 <= self.renewal.asnumpy()[1] <= self.expected_step
+
+    @property
+    def candidate_step(self) -> int:
+        """The step of the candidate refresh whose bases are being computed; -1 if there is none."""
+        return -1 if self.renewal is None else int(self.renewal.asnumpy()[0])
+
     def gain(self, indices: Sequence[int], decay: float) -> tuple[Tensor, np.float32]:
         """The gain of fresh statistics, one number per layer (0 if it has stopped), and the average's new weight.
 
@@ -201,6 +216,16 @@ class OptimizerState(StepCounts):
     def schedule_refresh(self, interval: int) -> None:
         """Schedule the next candidate refresh ``interval`` steps from now."""
         write(self.next_refresh, self.step + interval)
+
+    def schedule_adoption(self, step: int, lag: int) -> None:
+        """Adopt what the candidate refresh of ``step`` makes before step ``step + lag``."""
+        assert self.renewal is not None
+        write(self.renewal, np.array([step, step + lag]))
+
+    def adopted(self) -> None:
+        """Note that no bases are being computed."""
+        assert self.renewal is not None
+        write(self.renewal, NONE)
 
     def table(self) -> LayerTable:
         """Host copies of the state that a candidate refresh reads and changes."""

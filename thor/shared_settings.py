@@ -44,6 +44,7 @@ def _of_thor(optimizer: THOR) -> dict[str, Any]:
     return {name: getattr(options, name) for name in _OF_OPTIONS} | {
         "next_refresh": int(state.next_refresh.asnumpy()[0]),
         "next_gather": int(state.next_gather.asnumpy()[0]),
+        "renewal": state.candidate_step,
         "stopped layers": state.status.asnumpy().tolist(),
         "block plan": state.plan.asnumpy().tobytes(),
         "sharing": None if optimizer.ranks is None else optimizer.ranks.sharing,

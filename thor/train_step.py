@@ -26,6 +26,7 @@ from thor.distributed.agreement import same_everywhere, same_values
 from thor.distributed.ranks import copy_first
 from thor.optimizer import THOR
 from thor.plain_optimizer import PlainOptimizer
+from thor.refreshing import Refreshing
 from thor.runtime import device
 from thor.runtime.graph_ops import forget_compiled_construct
 from thor.runtime.parameters import read
@@ -128,7 +129,7 @@ class TrainStep(nn.Cell):
         self._sums_watch = StorageWatch([] if sums is None else sums.gradients)
         self._inner_changes = -1  # inner.changes, which counts changes of its options, when graphs were compiled
         self._scales: dict[float, Tensor] = {}
-        self._sent_by_refresh = 0
+        self._refreshing = Refreshing(control, self.update) if isinstance(control, THOR) else None
         optimized = {id(weight) for weight in control.inner.parameters}
         unknown = (p for p in self.network.get_parameters() if id(p) not in optimized)
         self._not_optimized = [p for p in unknown if not p.requires_grad]
@@ -163,7 +164,7 @@ class TrainStep(nn.Cell):
         across, ranks = self.update.across, self.control.ranks
         each = 0 if across is None else across.bytes
         sent = {kind: count + each for kind, count in self.step_graphs.message_bytes.items()}
-        return sent | ({} if ranks is None else {"refresh": self._sent_by_refresh})
+        return sent | ({} if ranks is None or self._refreshing is None else {"refresh": self._refreshing.sent})
 
     def set_inputs(self, *inputs: Any, **named: Any) -> None:
         """Compile plain steps once for all lengths of the axes that are None in the shapes of these Tensors.
@@ -226,11 +227,9 @@ class TrainStep(nn.Cell):
             control.profile_blocks(self.loss_fn, inputs)
             self._bind()
         self._before_step()
-        if not isinstance(control, THOR) or not control.own_state.gathers_now:
+        if self._refreshing is None or not control.own_state.gathers_now:
             return inputs, False
-        frozen = set(self.update.frozen)
-        active = [i for i in control.own_state.active_layers if not frozen.issuperset(self.update.weights_at[i])]
-        if active:
+        if active := self._refreshing.layers:
             self.step_graphs.take_layers(active)
         return inputs, bool(active)
 
@@ -283,6 +282,8 @@ class TrainStep(nn.Cell):
         self._rates.before_step()
         if isinstance(control, THOR):
             control.integrity.check()
+        if self._refreshing is not None and self._refreshing.adopt_if_due() and self._state_watch.noted:
+            self._state_watch.note()
         if control.host_rate is not None:
             control.host_rate.write(control.own_state.step)
 
@@ -308,14 +309,12 @@ class TrainStep(nn.Cell):
         if not bool(finite.asnumpy()):
             return loss, False
         optimizer, graphs, count = self.control, self.step_graphs, len(self.update.weights)
-        assert isinstance(optimizer, THOR)
+        assert isinstance(optimizer, THOR) and self._refreshing is not None
         state, options = optimizer.own_state, optimizer.options
         gain, weight = state.gain(graphs.in_graph, options.factor_decay)
         graphs.average(scale, gain, *gradients[count:])
         state.schedule_gathering(weight, options.gather_interval(state.step))
-        if state.refreshes_now:
-            self._sent_by_refresh = optimizer.refresh(graphs.in_graph)
-            self.update.renew_groups()
+        self._refreshing.refresh_if_due()
         loss, finite = graphs.apply(loss, *gradients[:count])
         return loss, bool(finite.asnumpy())
 
@@ -369,6 +368,8 @@ class TrainStep(nn.Cell):
         if self._state_watch.moved:
             self._moving.forget()
             self._rates.forget()
+            if self._refreshing is not None:
+                self._refreshing.forget()
             if control.host_rate is not None:
                 control.host_rate.forget()
             if self.jit:

@@ -7,6 +7,7 @@ exchange collects the parts (thor/distributed/exchange.py).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from mindspore import Tensor
@@ -60,35 +61,47 @@ def _finite(matrices: np.ndarray) -> bool:
 
 @dataclass
 class BasisJob(RefreshJob):
-    """The renewal of one factor's basis; no block gets damping."""
+    """The renewal of one factor's basis; no block gets damping.
+
+    Attributes:
+        blocks: the estimates [m, b, b] of the blocks in ``part``.
+        rows: [m], how many rows of each block count.
+    """
 
     symmetric = False
 
     factor: BasisFactor
+    blocks: Any = None
+    rows: Any = None
 
 
 class Diagonalizer(RefreshMethod):
     """Renews eigenbases."""
 
+    beside_steps = True
+
     def __init__(self, exchange: Exchange | None = None):
         super().__init__(EIGH, HostAlgebra(), exchange)
 
+    def take(self, jobs: list[BasisJob], *, copy: bool) -> None:
+        """Take the blocks of each job's part, and how many rows of each count."""
+        for job in jobs:
+            factor, cut = job.factor, job.factor.cut
+            rows = np.full((factor.copies, cut.count), cut.size)
+            rows[:, -1] = cut.dim - (cut.count - 1) * cut.size
+            blocks = factor.blocks.asnumpy().reshape(-1, cut.size, cut.size)[job.part]
+            job.blocks, job.rows = blocks.copy() if copy else blocks, rows.reshape(-1)[job.part]
+
     def compute(self, jobs: list[BasisJob]) -> None:
         """Find the basis of each block."""
-        work = [self._blocks_and_rows(job) for job in jobs]
-        small = [at for at, job in enumerate(jobs) if job.factor.cut.size <= SIDE_BY_SIDE]
-        found = dict(zip(small, in_threads(lambda at: bases_of(*work[at]), small), strict=True))
-        for at, job in enumerate(jobs):
-            job.computed = found[at] if at in found else bases_of(*work[at])
+        small = [job for job in jobs if job.factor.cut.size <= SIDE_BY_SIDE]
+        found = in_threads(lambda job: bases_of(job.blocks, job.rows), small)
+        for job, bases in zip(small, found, strict=True):
+            job.computed = bases
+        for job in jobs:
+            if job.factor.cut.size > SIDE_BY_SIDE:
+                job.computed = bases_of(job.blocks, job.rows)
             job.failed = job.computed is None
-
-    def _blocks_and_rows(self, job: BasisJob) -> tuple[np.ndarray, np.ndarray]:
-        """The blocks [m, b, b] of a job's part, and how many rows [m] of each count."""
-        factor, cut = job.factor, job.factor.cut
-        rows = np.full((factor.copies, cut.count), cut.size)
-        rows[:, -1] = cut.dim - (cut.count - 1) * cut.size
-        blocks = factor.blocks.asnumpy().reshape(-1, cut.size, cut.size)
-        return blocks[job.part], rows.reshape(-1)[job.part]
 
     def store(self, jobs: list[BasisJob]) -> None:
         """Take the bases of held factors as they are."""

@@ -50,13 +50,18 @@ class Job(RefreshJob):
 class Inverter(RefreshMethod):
     """Refreshes cached inverses; ``method`` is one of ``thor.device.INVERSES``."""
 
+    beside_steps = False
+
     def __init__(self, method: str, exchange: Exchange | None = None):
         super().__init__(method, algebra_of(method), exchange)
 
-    def compute(self, jobs: list[Job]) -> None:
-        """Invert the blocks, those of one size from all factors together."""
+    def take(self, jobs: list[Job], *, copy: bool) -> None:
+        """Take the low-rank parts; the blocks are taken bucket by bucket, and by some methods on the device."""
         for job in jobs:
             job.low_rank = low_rank_part(job.factor)
+
+    def compute(self, jobs: list[Job]) -> None:
+        """Invert the blocks, those of one size from all factors together."""
         for bucket in _buckets(jobs):
             self._invert_bucket(bucket)
 

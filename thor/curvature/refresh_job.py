@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar, Protocol
 
 from mindspore import Parameter, Tensor, ops
 
 from thor.curvature.backends import Algebra
 from thor.curvature.factor import FactorEstimate
+from thor.runtime.host_threads import in_background
 
 
 @dataclass
@@ -74,8 +76,11 @@ class RefreshMethod(ABC):
         exchange: divides the work among the ranks of a job; None if each process does all of it.
 
     Attributes:
-        seconds: duration of each call of :meth:`refresh`.
+        beside_steps: whether it may compute while training goes on, for it needs nothing but copies on the host.
+        seconds: for each refresh, how long training waited for it.
     """
+
+    beside_steps: ClassVar[bool]
 
     def __init__(self, method: str, algebra: Algebra, exchange: Exchange | None = None):
         self.method, self.algebra, self.exchange = method, algebra, exchange
@@ -83,16 +88,41 @@ class RefreshMethod(ABC):
 
     def refresh(self, jobs: list[Any]) -> None:
         """Make the results of each job; no Parameter changes until the jobs are committed."""
+        self.begin(jobs)()
+
+    def begin(self, jobs: list[Any], *, beside: bool = False) -> Callable[[], None]:
+        """Begin to make the results of each job, and return the function that completes them.
+
+        With ``beside`` they are computed in a thread, from copies of the estimates.
+        """
         start = time.perf_counter()
         if self.exchange is not None:
             self.exchange.divide(jobs)
+        self.take(jobs, copy=beside)
+        compute = partial(self._timed, jobs)
+        computed = in_background(compute) if beside else partial(float, compute())
+        return partial(self._complete, jobs, computed, time.perf_counter() - start)
+
+    def _timed(self, jobs: list[Any]) -> float:
+        """Compute, and return the seconds that it took."""
+        start = time.perf_counter()
         self.compute(jobs)
+        return time.perf_counter() - start
+
+    def _complete(self, jobs: list[Any], computed: Callable[[], float], begun: float) -> None:
+        """Wait for what is computed, exchange and store it; ``begun`` is the seconds until now."""
+        start = time.perf_counter()
+        seconds = computed()
         if self.exchange is not None:
-            self.exchange.share(jobs, time.perf_counter() - start, self.algebra)
+            self.exchange.share(jobs, seconds, self.algebra)
         self.store([job for job in jobs if not job.failed])
         if self.exchange is not None:
             self.exchange.settle(jobs)
-        self.seconds.append(time.perf_counter() - start)
+        self.seconds.append(begun + time.perf_counter() - start)
+
+    @abstractmethod
+    def take(self, jobs: list[Any], *, copy: bool) -> None:
+        """Take from the estimates what is to be computed with, with ``copy`` so that they may change meanwhile."""
 
     @abstractmethod
     def compute(self, jobs: list[Any]) -> None:

@@ -44,11 +44,29 @@ class LayerTable:
 class RefreshState(Protocol):
     """Where the table is kept (:class:`thor.optimizer_state.OptimizerState`)."""
 
-    def table(self) -> LayerTable:
-        """A copy of the table, to be changed."""
-
     def write_table(self, table: LayerTable) -> None:
         """Store a changed table."""
+
+
+@dataclass
+class Candidate:
+    """A candidate refresh that has been decided.
+
+    Attributes:
+        step: the step that it belongs to.
+        table: the state that it was decided by, and that it changes.
+        fresh: for each layer, the traces [2, copies] of A and of G of its estimates.
+        records: the decision for each layer.
+        jobs: for each layer that updates, the work on its factors.
+        finish: waits for the jobs' results.
+    """
+
+    step: int
+    table: LayerTable
+    fresh: dict[int, np.ndarray]
+    records: dict[int, RefreshRecord]
+    jobs: dict[int, tuple[RefreshJob, ...]]
+    finish: Callable[[], None]
 
 
 class Refresher:
@@ -59,32 +77,38 @@ class Refresher:
         self.history: list[RefreshRecord] = []
         self._reported: set[str] = set()  # layers that a warning has named as never called
 
-    def candidate(
-        self, indices: Sequence[int], state: RefreshState, step: int, damping: Damping, rule: TraceRule,
-        agree: Callable[[np.ndarray], np.ndarray],
-    ) -> None:  # fmt: skip
-        """Make one candidate refresh of the layers ``indices``.
+    def begin(
+        self, indices: Sequence[int], table: LayerTable, step: int, damping: Damping, rule: TraceRule,
+        agree: Callable[[np.ndarray], np.ndarray], *, beside: bool = False,
+    ) -> Candidate:  # fmt: skip
+        """Decide for the layers ``indices``, and begin to compute; no layer changes before :meth:`finish`.
 
-        ``agree`` maps this rank's traces to those that all ranks decide by.
+        ``agree`` maps this rank's traces to those that all ranks decide by. ``beside`` computes in a thread, from
+        copies of the estimates.
         """
-        fresh, table = self._fresh_traces(indices, agree), state.table()
+        fresh = self._fresh_traces(indices, agree)
         active = [i for i in fresh if table.status[i] == ACTIVE]
         unused = [i for i in active if not self.layers[i].used]  # their factors are unknown; they keep what they have
         if active == unused and not table.refreshes.any():
             raise RuntimeError(self._nothing_called())
         self._report_unused([i for i in unused if not table.refreshes[i]], step)
         records = {i: self._decide(step, damping, rule, i, fresh[i], table) for i in active if i not in unused}
-        stopped = [i for i, record in records.items() if record.decision is Decision.STOP]
-        table.status[stopped] = STOPPED
         jobs = {i: self.layers[i].jobs(damping, fresh[i]) for i, r in records.items() if r.decision is Decision.UPDATE}
-        self.method.refresh([job for of_layer in jobs.values() for job in of_layer])
-        for i, of_layer in jobs.items():
-            if self._adopt(step, i, of_layer, table):
+        finish = self.method.begin([job for of_layer in jobs.values() for job in of_layer], beside=beside)
+        return Candidate(step, table, fresh, records, jobs, finish)
+
+    def finish(self, candidate: Candidate, state: RefreshState) -> None:
+        """Adopt what a candidate refresh has made, and store its decisions."""
+        candidate.finish()
+        table, records = candidate.table, candidate.records
+        for i, jobs in candidate.jobs.items():
+            if self._adopt(candidate.step, i, jobs, table):
                 table.refreshes[i] += 1
-                table.traces[i][:] = fresh[i]
+                table.traces[i][:] = candidate.fresh[i]
             else:
                 records[i] = replace(records[i], decision=Decision.KEEP)
         table.kept[[i for i, record in records.items() if record.decision is Decision.KEEP]] += 1
+        table.status[[i for i, record in records.items() if record.decision is Decision.STOP]] = STOPPED
         state.write_table(table)
         self.history += records.values()
 

@@ -43,6 +43,14 @@ def in_threads(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Re
         return list(pool.map(work, items))
 
 
+def in_background(work: Callable[[], Result]) -> Callable[[], Result]:
+    """Begin ``work`` in a thread of its own; the function returned waits for its result."""
+    pool = ThreadPoolExecutor(1)
+    running = pool.submit(work)
+    pool.shutdown(wait=False)
+    return running.result
+
+
 @lru_cache(maxsize=1)
 def _controller() -> Any:
     """What sets the threads of the BLAS libraries that are loaded; None without threadpoolctl."""

@@ -3,6 +3,7 @@
 import os
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import mindspore as ms
 import numpy as np
@@ -10,6 +11,7 @@ from mindspore import Tensor, nn
 
 import thor
 from tests.support.networks import Mlp, fill, squared_error, values
+from thor.runtime import device
 
 STEPS, BATCH = 30, 16
 LAST = {9: 7, 29: 5}  # steps whose batch is short, and does not divide
@@ -42,11 +44,27 @@ CASES = {
     "basis, one": ("mlp", GRAPH, {"damping": None, "rate_factor": 1.0}, {"grad_worker_fraction": 0.0}),
     "basis, all": ("pixels", PYNATIVE, {"damping": None, "rate_factor": 1.0}, {"per": "factor"}),
     "basis, half": ("pixels", GRAPH, {"damping": None, "rate_factor": 1.0}, {"grad_worker_fraction": 0.5}),
+    "basis, beside": (
+        "mlp",
+        GRAPH,
+        {"damping": None, "rate_factor": 1.0, "beside": True},
+        {"grad_worker_fraction": 0.5},
+    ),
     "accumulated": ("mlp", PYNATIVE, {"accumulate": 2}, {"grad_worker_fraction": 0.0}),
 }
 #: which of them a job of so many ranks runs
 OF_RANKS = {
-    2: ["all", "all, pynative", "one", "one, pynative", "naive", "accumulated", "basis, one", "basis, all"],
+    2: [
+        "all",
+        "all, pynative",
+        "one",
+        "one, pynative",
+        "naive",
+        "accumulated",
+        "basis, one",
+        "basis, all",
+        "basis, beside",
+    ],
     4: ["all", "one, pynative", "half", "half, pynative", "basis, half"],
 }
 
@@ -65,13 +83,15 @@ def train(name, rank, ranks, steps=STEPS):
     ms.set_context(mode=mode)
     net, options = NETWORKS[network](), dict(options)
     accumulate, damping = options.pop("accumulate", 1), options.pop("damping", 0.3)
+    beside = options.pop("beside", False)  # bases are found beside plain steps, as on an accelerator
     if ranks > 1:
         options["sharing"] = thor.Sharing(**sharing)
     optimizer = thor.THOR(
         net, 0.02, damping, momentum=0.9, block_size=4, interval=4, factor_interval=2, factor_decay=0.9,
         refresh=thor.TraceRule(update=0.15, stop=0.08), **options,
     )  # fmt: skip
-    step = thor.TrainStep(net, squared_error, optimizer, accumulate=accumulate, jit=mode == GRAPH)
+    with patch.object(device, "runs_ahead", lambda: beside):
+        step = thor.TrainStep(net, squared_error, optimizer, accumulate=accumulate, jit=mode == GRAPH)
     losses, refresh = [], 0
     for index in range(steps):
         if accumulate == 1:

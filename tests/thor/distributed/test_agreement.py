@@ -13,6 +13,7 @@ from tests.support.networks import Mlp, batch, make, squared_error
 from thor.curvature.trace_rule import Decision
 from thor.distributed.agreement import same_everywhere, same_values
 from thor.distributed.ranks import Ranks
+from thor.refreshing import Refreshing
 from thor.shared_settings import shared_settings
 
 
@@ -170,6 +171,9 @@ def test_all_ranks_decide_by_the_first_ones_traces():
     step(*batch())
     adopted = optimizer.own_state.traces.asnumpy()
     optimizer.ranks = Told(1, [2 * adopted])
-    assert optimizer.refresh([0, 1]) == 0, "the answers were told, nothing was sent"
+    optimizer.own_state.schedule_refresh(0)
+    refreshing = Refreshing(optimizer, step.update)
+    refreshing.refresh_if_due()
+    assert refreshing.sent == 0, "the answers were told, nothing was sent"
     assert [record.decision for record in optimizer.history[-2:]] == [Decision.UPDATE] * 2
     np.testing.assert_array_equal(optimizer.ranks.sent[0], np.zeros(4))
