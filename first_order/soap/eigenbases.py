@@ -10,6 +10,8 @@ algorithm 3.
 
 from __future__ import annotations
 
+import mindspore as ms
+import numpy as np
 from mindspore import ops
 from mindspore.ops.operations.linalg_ops import Eigh
 
@@ -17,6 +19,9 @@ from first_order.adam import moments_after
 
 #: The operators themselves: the functions around them check arguments inside the graph, for each weight anew.
 _EIGH, _QR, _SORT_DOWN = Eigh(True), ops.operations.Qr(False), ops.Sort(-1, True)
+
+#: Rounding of numbers near 1.
+EPSILON_32, EPSILON_64 = float(np.finfo(np.float32).eps), float(np.finfo(np.float64).eps)
 
 
 def merged_shape(shape, max_precond_dim, merge_dims):
@@ -110,10 +115,17 @@ def next_basis(matrix, basis):
 
     Before that, the old basis vectors are sorted by their Rayleigh quotients q^T L q, the largest first. ``order`` has
     the old places: the second moment must be sorted with them.
+
+    MindSpore's QR is not orthogonal if a column is so short that the square of its length underflows. L q is, for a
+    direction q without curvature. So the largest entry of L Q is made 1, and the identity times the rounding of numbers
+    near 1 is added to L, which turns no eigenvector.
     """
     product = ops.matmul(matrix, basis)
     _, order = _SORT_DOWN((basis * product).sum(0))
-    return _QR(ops.gather(product, order, 1))[0], order
+    largest = ops.abs(product).max()
+    scaled = product / ops.where(largest > 0, largest, ops.ones_like(largest))
+    rounding = EPSILON_64 if matrix.dtype == ms.float64 else EPSILON_32
+    return _QR(ops.gather(scaled + rounding * basis, order, 1))[0], order
 
 
 def adam_in_basis(x, m, v, g, axes, bases, rate, keep, beta1, beta2, epsilon, normalize):

@@ -101,6 +101,18 @@ def test_zeros_have_an_orthogonal_basis():
     np.testing.assert_allclose(found.T @ found, np.eye(4), atol=1e-6)
 
 
+@pytest.mark.parametrize("scale", [1.0, 1e-12, 0.0])
+def test_a_basis_stays_orthogonal_where_there_is_no_curvature(scale):
+    """MindSpore's QR alone is not, in its first call, though there is always an orthogonal Q: its squares underflow."""
+    compiled, rng = ms.jit(next_basis), np.random.default_rng(0)
+    rows = np.where(np.arange(60) < 30, 1.0, 0.0)[:, None] * rng.standard_normal((60, 3))
+    tiny = np.geomspace(1, 1e-22, 60)[:, None] * rng.standard_normal((60, 60)) * np.geomspace(1, 1e-22, 60)
+    basis = np.linalg.qr(rng.standard_normal((60, 60)))[0].astype(np.float32)
+    for matrix in (rows @ rows.T, tiny @ tiny.T):
+        found = compiled(Tensor((scale * matrix).astype(np.float32)), Tensor(basis))[0].asnumpy().astype(np.float64)
+        np.testing.assert_allclose(found.T @ found, np.eye(60), atol=2e-6)
+
+
 def test_a_basis_moves_towards_the_eigenvectors_and_is_sorted():
     matrix, vectors = symmetric(0, 6)
     basis = np.linalg.qr(np.random.default_rng(1).standard_normal((6, 6)))[0]
