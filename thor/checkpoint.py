@@ -104,8 +104,7 @@ def plan_parameter(plan: BlockPlan, layers: list[Layer], undecided: Callable[[],
     """
     text, prints = describe_plan(plan, layers), [layer.fingerprint() for layer in layers]
     sums = np.zeros(_LAYERS_WITH_CHECKSUM, "<u4")
-    known = prints[:_LAYERS_WITH_CHECKSUM]
-    sums[: len(known)] = [zlib.crc32(each.encode()) for each in known]
+    sums[: len(prints)] = [zlib.crc32(each.encode()) for each in prints[:_LAYERS_WITH_CHECKSUM]]
     own = np.frombuffer(text.encode().ljust(_PLAN_BYTES) + sums.tobytes(), np.uint8)
     parameter = Parameter(Tensor(own.copy()), name="thor.plan", requires_grad=False)
 
@@ -119,17 +118,17 @@ def plan_parameter(plan: BlockPlan, layers: list[Layer], undecided: Callable[[],
             )
         if stored != own.tobytes():
             theirs = np.frombuffer(stored[_PLAN_BYTES:], "<u4")
-            other = next((layer for layer, one, two in zip(known, sums, theirs, strict=False) if one != two), None)
+            other = next((layer for layer, one, two in zip(layers, sums, theirs, strict=False) if one != two), None)
             raise ValueError(f"the checkpoint belongs to another optimizer: {_plan_differences(line, text, other)}")
 
     check_before_loading(parameter, check)
     return parameter
 
 
-def _plan_differences(stored: str, own: str, other: str | None) -> str:
+def _plan_differences(stored: str, own: str, other: Layer | None) -> str:
     """The differences between a checkpoint's line and this optimizer's, in words.
 
-    ``other`` is the fingerprint of the first layer that differs, if it is known.
+    ``other`` is the first layer that differs, if it is known.
     """
     try:
         theirs, ours = json.loads(stored), json.loads(own)
@@ -142,4 +141,5 @@ def _plan_differences(stored: str, own: str, other: str | None) -> str:
         return ", ".join(differences)
     if other is None:
         return "its layers differ in name, size or cut"
-    return f"the first layer that differs in name, size or cut is here {other}"
+    a, g = (f"{c.count} x {c.size} blocks for {c.dim} rows, {c.split}" for c in (other.a.cut, other.g.cut))
+    return f"the first layer that differs in name, size or cut is here {other.name} ({other.kind}, A {a}; G {g})"

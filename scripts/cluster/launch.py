@@ -83,10 +83,10 @@ def launch(
             began=began,
         )
 
+    _check_files(script, arguments)
     if dry_run:
         typer.echo(shell_command(job(0)))
         return
-    _check_files(script, arguments)
     limits = Limits(hang=hang_seconds, start=start_seconds, grace=grace_seconds)
     with folder_lock(log_dir, True, "--log-dir"), counting_requests() as asked:
         begun = False

@@ -81,9 +81,9 @@ Both comparisons also tell the peak memory of the process, and how many inverses
   damping. The ranges of all optimizers there contain what worked. On `bible` no setting was explored, and on `vit`
   only the thresholds of THOR_stop, with seed 11 ([table](untuned.md#the-trace-rule-with-eigenbases)). The ranges of
   both are those of like tasks.
-- Two things were changed after a first search, before any run with a test seed. On the autoencoder all five trials of the
-  paper's THOR had broken down, so that the range of its rate was moved down by a factor of ten. SOAP was searched anew,
-  for its eigenbases had not been orthogonal in directions without curvature.
+- Two things were changed after a first search, before any run with a test seed. On the autoencoder all five trials of
+  the paper's THOR had broken down, so that the range of its rate was moved down by a factor of ten. SOAP was searched
+  anew, for its eigenbases had not been orthogonal in directions without curvature.
 - K-FAC is this project's own code with whole factors, and so are all the optimizers. Tests compare Adam, Adafactor and
   Muon with PyTorch's.
 - Few trials and a few seeds leave chance a part. The pictures' bands show how large it is.

@@ -93,8 +93,18 @@ def rendered(*arguments: object) -> str:
     return result.output
 
 
-VOLCANO = ["volcano", "--name", "r50", "--config", "c.yaml", "--image", "registry/ms:2.10", "--claim", "data"]
-SLURM = ["slurm", "--name", "r50", "--config", "c.yaml"]
+VOLCANO = [
+    "volcano",
+    "--name",
+    "r50",
+    "--config",
+    "scripts/config/quickstart_thor.yaml",
+    "--image",
+    "registry/ms:2.10",
+    "--claim",
+    "data",
+]
+SLURM = ["slurm", "--name", "r50", "--config", "scripts/config/quickstart_thor.yaml"]
 
 
 @pytest.mark.parametrize(("nodes", "restarts"), [(1, 0), (4, 3)])
@@ -119,7 +129,7 @@ def test_volcano(nodes, restarts, tmp_path):
     assert f"--worker_num={8 * nodes}" in taken and f"--node_rank={nodes - 1}" in taken
     assert f"--master_addr={'127.0.0.1' if nodes == 1 else 'r50-worker-0.r50'}" in taken
     settings = ["--optimizer", "momentum", "--data.folder", "a b$(c)$$(d)$$e", "--out", "/shared/runs/r50"]
-    assert taken[-10:] == ["--config", "c.yaml", "--resume", "auto", *settings]
+    assert taken[-10:] == ["--config", "scripts/config/quickstart_thor.yaml", "--resume", "auto", *settings]
 
 
 def as_kubernetes_reads(text: str) -> str:
@@ -129,7 +139,7 @@ def as_kubernetes_reads(text: str) -> str:
 
 def test_names_that_yaml_would_take_for_something_else():
     named = ["--name", "on", "--image", "12:30", "--claim", "1", "--queue", "2024", "--namespace", "true"]
-    text = rendered("volcano", "--config", "c.yaml", "--memory", "8G", *named)
+    text = rendered("volcano", "--config", "scripts/config/quickstart_thor.yaml", "--memory", "8G", *named)
     job = VolcanoJob.model_validate(yaml.safe_load(text))
     assert (job.metadata.name, job.metadata.namespace, job.spec.queue) == ("on", "true", "2024")
     assert job.spec.tasks[0].template.spec.containers[0].image == "12:30"
@@ -193,7 +203,7 @@ def test_slurm(tmp_path):
     taken = shlex.split(done.stdout)
     for option in ("--worker_num=8", "--node_rank=1", "--master_addr=first", "--master_port=53824"):
         assert option in taken
-    assert taken[-6:] == ["--config", "c.yaml", "--resume", "auto", "--out", "a b$c"]
+    assert taken[-6:] == ["--config", "scripts/config/quickstart_thor.yaml", "--resume", "auto", "--out", "a b$c"]
 
 
 PYTHON = f'script=$1; shift; exec {sys.executable} "$script" --dry-run "$@"'
