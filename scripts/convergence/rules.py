@@ -97,6 +97,33 @@ class Small(Settings):
     settings: Mapping[str, Any] = {}
 
 
+class Goals(Settings):
+    """What a contender is to need at most to the target: shares of the lowest cost of others, and what it is to end at.
+
+    At equal budget it is to end no worse than any first-order optimizer.
+
+    Attributes:
+        contender: Its name.
+        epochs, seconds: Shares of the costs of those that set the target; seconds without compiling.
+        seconds_of_all, with_compiling_of_all: Shares of the costs of all first-order optimizers.
+    """
+
+    contender: str
+    epochs: Positive | None = None
+    seconds: Positive | None = None
+    seconds_of_all: Positive | None = None
+    with_compiling_of_all: Positive | None = None
+
+    @property
+    def limits(self) -> dict[str, tuple[float | None, float | None]]:
+        """For each cost, the shares of those that set the target and of all first-order optimizers."""
+        return {
+            "epochs": (self.epochs, None),
+            "seconds": (self.seconds, self.seconds_of_all),
+            "with_compiling": (None, self.with_compiling_of_all),
+        }
+
+
 class Task(Settings):
     """A network, its data and its metric.
 
@@ -110,6 +137,7 @@ class Task(Settings):
         spaces: Spaces that contenders name.
         target: Value that is to be reached; by default set by the trials of `target.set_by`.
         quick: What replaces the settings with --quick.
+        goals: What is aimed at; a table has in bold what is missed.
     """
 
     title: str
@@ -121,6 +149,7 @@ class Task(Settings):
     spaces: Spaces
     target: float | None = None
     quick: Small
+    goals: Goals | None = None
 
     @model_validator(mode="after")
     def _has_a_batch_size(self) -> Task:
@@ -133,6 +162,10 @@ class Task(Settings):
     def higher_is_better(self) -> bool:
         """True if the metric is an accuracy."""
         return self.metric == "test_accuracy"
+
+    def goals_of(self, contender: str) -> Goals | None:
+        """The goals of a contender, if it has some."""
+        return self.goals if self.goals is not None and self.goals.contender == contender else None
 
     @property
     def steps_per_epoch(self) -> int:
@@ -206,6 +239,8 @@ class Rules(Settings):
                 searched = [other for other, each in self.contenders.items() if each.tuned_as is None]
                 check_names(f"contenders.{name}.tuned_as", [contender.tuned_as], searched)
             for task, values in self.tasks.items():
+                if values.goals is not None:
+                    check_names(f"tasks.{task}.goals.contender", [values.goals.contender], self.contenders)
                 for path, space in contender.space.items():
                     if isinstance(space, str) and space not in values.spaces and space not in self.spaces:
                         known = ", ".join([*values.spaces, *self.spaces])

@@ -106,8 +106,22 @@ def page(fixed: Rules, small: Rules) -> str:
         test_seeds=_join([str(seed) for seed in fixed.test_seeds]),
     )
     parts = [_filled(words), "## The optimizers\n", *_optimizers(fixed), "\n## The tasks\n", *_tasks(fixed)]
+    parts += ["\n## What is aimed at\n", *_goals(fixed)]
     parts += ["\n## How long it takes\n", *_hours(fixed, small)]
     return "\n".join(parts) + "\n"
+
+
+def _goals(fixed: Rules) -> Iterator[str]:
+    """A table of the goals."""
+    yield "Costs to the target, as shares of the lowest cost of those that set the target, and of all first-order"
+    yield "optimizers. At equal budget it is to end no worse than any of them. Tables have in bold what is missed.\n"
+    yield "| task | optimizer | epochs | seconds | seconds, of all | seconds with compiling, of all |"
+    yield "|---|---|---|---|---|---|"
+    for name, task in fixed.tasks.items():
+        if (goals := task.goals) is not None:
+            shares = (goals.epochs, goals.seconds, goals.seconds_of_all, goals.with_compiling_of_all)
+            cells = ["-" if share is None else f"{share:g}" for share in shares]
+            yield f"| {name} | {fixed.contenders[goals.contender].title} | {' | '.join(cells)} |"
 
 
 def _filled(words: str) -> str:

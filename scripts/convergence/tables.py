@@ -62,11 +62,12 @@ def _to_target(rules: Rules, task: Task, rows: dict[str, ToTarget], alone: bool)
         "|---|---|---|---|---|---|---|---|",
     ]
     for name, row in rows.items():
+        goals = task.goals_of(name)
+        limits = {} if goals is None else goals.limits
+        costs = {"epochs": 2, "seconds": _digits(row.seconds), "with_compiling": _digits(row.with_compiling)}
         cells = [
             rules.contenders[name].title,
-            _cost(row.epochs, bases["epochs"], 2),
-            _cost(row.seconds, bases["seconds"], _digits(row.seconds)),
-            _cost(row.with_compiling, bases["with_compiling"], _digits(row.with_compiling)),
+            *(_cost(getattr(row, key), bases[key], digits, limits.get(key, ())) for key, digits in costs.items()),
             f"{row.reached} of {row.runs}",
             f"{row.refreshes:.0f}",
             value(task, row.final.median),
@@ -84,9 +85,13 @@ def _equal_budget(rules: Rules, task: Task, rows: dict[str, EqualBudget]) -> str
         "| optimizer | final value | best value | refreshes | peak, MiB | broke down |",
         "|---|---|---|---|---|---|",
     ]
+    others = [rows[name].final.median for name in measures.first_order(rules) if name in rows]
     for name, row in rows.items():
+        final = _spread(task, row.final)
+        if task.goals_of(name) and not all(measures.better(task, row.final.median, other) for other in others):
+            final = f"**{final}**"
         cells = [
-            rules.contenders[name].title, _spread(task, row.final), value(task, row.best.median),
+            rules.contenders[name].title, final, value(task, row.best.median),
             f"{row.refreshes:.0f}", f"{row.peak / 2**20:.0f}", f"{row.broke_down} of {row.runs}",
         ]  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |")
@@ -128,9 +133,12 @@ def _digits(seconds: float) -> int:
     return 0 if seconds >= 10 else 1
 
 
-def _cost(cost: float, bases: Sequence[float], digits: int) -> str:
-    """A cost, with its ratios to finite bases."""
+def _cost(cost: float, bases: Sequence[float], digits: int, limits: Sequence[float | None] = ()) -> str:
+    """A cost, with its ratios to finite bases; in bold what is above a limit."""
     if math.isinf(cost):
-        return MISSED
+        return f"**{MISSED}**" if any(limits) else MISSED
     ratios = ["-" if math.isinf(base) else f"{cost / base:.2f}" for base in bases]
+    for at, limit in enumerate(limits):
+        if limit is not None and cost > limit * bases[at]:
+            ratios[at] = f"**{ratios[at]}**"
     return f"{cost:.{digits}f}" + (f" ({', '.join(ratios)})" if ratios else "")

@@ -8,6 +8,7 @@ import pytest
 
 from scripts.convergence import measures, picture, report, results, tables
 from scripts.convergence.report import Report
+from scripts.convergence.rules import Goals
 from tests.scripts.convergence.made import ACCURACIES, ERRORS, FULL, RESULTS
 from thor.runtime.errors import UserError
 
@@ -18,7 +19,10 @@ def test_tables_by_hand():
     lines = text.splitlines()
     assert "| Adam | 2.00 (1.00, 1.00) | 20 (1.00, 1.00) | 22 (1.00, 1.00) | 2 of 3 | 8 | 5.000 | 1024 |" in lines
     assert "| Muon | not reached | not reached | not reached | 1 of 3 | 8 | 6.000 | 1024 |" in lines
-    assert "| THOR | 0.50 (0.25, 0.25) | 5.0 (0.25, 0.25) | 25 (1.14, 1.14) | 3 of 3 | 8 | 3.000 | 1024 |" in lines
+    assert (
+        "| THOR | 0.50 (**0.25**, 0.25) | 5.0 (**0.25**, 0.25) | 25 (1.14, **1.14**) | 3 of 3 | 8 | 3.000 | 1024 |"
+        in lines
+    )
     assert "| Adam | 4.600 (4.100 to 5.500) | 4.500 | 8 | 1024 | 0 of 3 |" in lines
     assert "| Muon | 4.400 (4.000 to broke down) | 4.400 | 8 | 1024 | 1 of 3 |" in lines
     assert "| Adam | 6.000 | 4.900 | not reached | 1.00 |" in lines
@@ -28,6 +32,29 @@ def test_tables_by_hand():
     timed = {name: each.model_copy(update={"to_target": runs[name]}) for name, each in ERRORS.contenders.items()}
     text = tables.of_task(FULL, "autoencoder", ERRORS.model_copy(update={"contenders": timed}))
     assert "medians over seeds, seconds of one run at a time;" in text
+
+
+def test_what_misses_a_goal_is_in_bold():
+    """THOR needs a quarter of Adam's epochs and seconds, a bit more with compiling, and ends better."""
+
+    def text(**goals):
+        task = FULL.tasks["autoencoder"].model_copy(update={"goals": Goals(contender="thor", **goals)})
+        changed = FULL.model_copy(update={"tasks": FULL.tasks | {"autoencoder": task}})
+        return tables.of_task(changed, "autoencoder", ERRORS)
+
+    reached = text(epochs=0.25, seconds=0.3, seconds_of_all=0.25, with_compiling_of_all=1.2)
+    assert "**" not in reached.replace("**Autoencoder", "").replace("1000.**", "")
+    missed = text(epochs=0.2, seconds=0.3, seconds_of_all=0.2, with_compiling_of_all=1.1)
+    assert "| THOR | 0.50 (**0.25**, 0.25) | 5.0 (0.25, **0.25**) | 25 (1.14, **1.14**) | 3 of 3" in missed
+    worse = FULL.tasks["resnet8-128"].model_copy(update={"goals": Goals(contender="adam")})
+    changed = FULL.model_copy(update={"tasks": FULL.tasks | {"resnet8-128": worse}})
+    assert "| Adam | 85.00% (85.00% to 85.00%) |" in tables.of_task(changed, "resnet8-128", ACCURACIES)
+    muon = FULL.tasks["autoencoder"].model_copy(update={"goals": Goals(contender="muon", epochs=0.5)})
+    changed = FULL.model_copy(update={"tasks": FULL.tasks | {"autoencoder": muon}})
+    assert "| Muon | **not reached** | not reached |" in tables.of_task(changed, "autoencoder", ERRORS)
+    adam = muon.model_copy(update={"goals": Goals(contender="adam")})
+    changed = FULL.model_copy(update={"tasks": FULL.tasks | {"autoencoder": adam}})
+    assert "| Adam | **4.600 (4.100 to 5.500)** |" in tables.of_task(changed, "autoencoder", ERRORS)
 
 
 def test_percent_where_the_metric_is_an_accuracy():
