@@ -142,4 +142,5 @@ def _plan_differences(stored: str, own: str, other: Layer | None) -> str:
     if other is None:
         return "its layers differ in name, size or cut"
     a, g = (f"{c.count} x {c.size} blocks for {c.dim} rows, {c.split}" for c in (other.a.cut, other.g.cut))
-    return f"the first layer that differs in name, size or cut is here {other.name} ({other.kind}, A {a}; G {g})"
+    what = f"{other.name} ({other.kind}, {other.kept} of A {a}; of G {g})"
+    return f"the first layer that differs in name, size or cut is here {what}"

@@ -312,7 +312,7 @@ def test_a_callable_learning_rate_is_refused_beside_groups_with_their_own():
         (
             {"block_size": BlockPlan(layers={"layers.0": 2})},
             {"block_size": BlockPlan(layers={"layers.1": 2})},
-            ("the first layer that differs in name, size or cut is here layers.0 (dense, A 1 x 6",),
+            ("the first layer that differs in name, size or cut is here layers.0 (dense, inverse of A 1 x 6",),
         ),
     ],
 )
@@ -329,7 +329,7 @@ def test_a_checkpoint_of_another_plan_is_refused_with_what_differs(theirs, ours,
 
 @pytest.mark.parametrize(
     ("theirs", "words"),
-    [(Mixed, "layers 3 there, 2 here"), (lambda: Mlp((5, 4, 8)), r"differs .* is here layers.1 \(dense, A ")],
+    [(Mixed, "layers 3 there, 2 here"), (lambda: Mlp((5, 4, 8)), r"differs .* is here layers.1 \(dense, inverse of A ")],
 )
 def test_a_checkpoint_of_another_network_is_refused(theirs, words, tmp_path):
     path = str(tmp_path / "optimizer.ckpt")

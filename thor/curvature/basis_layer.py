@@ -37,6 +37,7 @@ class BasisLayer(Layer):
     """
 
     factor_class = BasisFactor
+    kept = "eigenbasis"
     a: BasisFactor
     g: BasisFactor
 

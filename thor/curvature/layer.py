@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from mindspore import Parameter, Tensor, nn
@@ -34,6 +34,7 @@ class Layer(ABC):
     """
 
     factor_class: type[FactorEstimate]
+    kept: ClassVar[str]  # what is cached of a factor, in words
 
     def __init__(
         self, target: Target, plan: BlockPlan, *, held: bool = True, share: float = 1.0, sharing: str = POOLED
@@ -176,6 +177,7 @@ class InverseLayer(Layer):
     """A layer whose gradients are multiplied by the damped inverses of its factors."""
 
     factor_class = Factor
+    kept = "inverse"
     a: Factor
     g: Factor
 
