@@ -49,7 +49,8 @@ class TrainStep(nn.Cell):
 
     A batch is given by position, ``step(x, y)``, or by name, ``step(input_ids=x, labels=y)``; NumPy arrays are taken
     too. ``ms.Model`` trains it: ``Model(step).train(epochs, dataset, callbacks, dataset_sink_mode=False)``. Give
-    ``eval_network=nn.WithEvalCell(net, loss_fn)`` and ``metrics`` to evaluate during training (``Model.fit``).
+    ``eval_network=nn.WithEvalCell(net, loss_fn)`` and ``metrics`` to evaluate during training (``Model.fit``). On a GPU
+    or an Ascend ``ms.data_sink(step, dataset)`` makes a function that takes each batch from the device's queue.
 
     Args:
         net: the network; for :class:`thor.THOR` the one that the optimizer was made for.
@@ -338,8 +339,8 @@ class TrainStep(nn.Cell):
     def construct(self, *_: Any) -> None:
         """Raise RuntimeError; called only if the step is compiled into another graph, as data sinking does."""
         raise RuntimeError(
-            "thor.TrainStep decides on the host and cannot be part of another graph: "
-            "use Model.train(..., dataset_sink_mode=False), and call it outside ms.jit"
+            "thor.TrainStep decides on the host and cannot be part of another graph: use Model.train(..., "
+            "dataset_sink_mode=False) or, to sink data, ms.data_sink(step, dataset); and call it outside ms.jit"
         )
 
     # -- housekeeping --------------------------------------------------------------------------------------------

@@ -329,7 +329,10 @@ def test_a_checkpoint_of_another_plan_is_refused_with_what_differs(theirs, ours,
 
 @pytest.mark.parametrize(
     ("theirs", "words"),
-    [(Mixed, "layers 3 there, 2 here"), (lambda: Mlp((5, 4, 8)), r"differs .* is here layers.1 \(dense, inverse of A ")],
+    [
+        (Mixed, "layers 3 there, 2 here"),
+        (lambda: Mlp((5, 4, 8)), r"differs .* is here layers.1 \(dense, inverse of A "),
+    ],
 )
 def test_a_checkpoint_of_another_network_is_refused(theirs, words, tmp_path):
     path = str(tmp_path / "optimizer.ckpt")

@@ -1,5 +1,7 @@
 """TrainStep: the same steps in both modes, inside ms.Model, with any inner optimizer, limited and decayed."""
 
+from importlib import import_module
+
 import mindspore as ms
 import mindspore.dataset as ds
 import numpy as np
@@ -9,7 +11,19 @@ from mindspore.train import EarlyStopping, LossMonitor, ModelCheckpoint, TimeMon
 
 import first_order
 import thor
-from tests.support.networks import Mixed, Mlp, batch, gradients, images, make, matrix, never, squared_error, values
+from tests.support.networks import (  # fmt: skip
+    Mixed,
+    Mlp,
+    assert_equal,
+    batch,
+    gradients,
+    images,
+    make,
+    matrix,
+    never,
+    squared_error,
+    values,
+)
 
 SETTINGS = {"momentum": 0.9, "interval": 2, "factor_interval": 1, "factor_decay": 0.9, "block_size": 6}
 
@@ -140,6 +154,21 @@ def test_being_part_of_another_graph_as_in_data_sinking_is_a_clear_error():
     ms.set_context(mode=ms.GRAPH_MODE)
     with pytest.raises(RuntimeError, match="cannot be part of another graph: use .*dataset_sink_mode=False"):
         Sink(make(Mlp())[1])(*batch())
+
+
+def test_batches_may_come_from_a_devices_queue(monkeypatch):
+    """``ms.data_sink`` calls the step on the host. A CPU has no queue, so that this one is made up."""
+    net, other = Mlp(), Mlp()
+    step, plain = make(net, interval=3)[1], make(other, interval=3)[1]
+    queue = iter([batch(seed=seed) for seed in range(5)])
+    with monkeypatch.context() as patched:
+        patched.setattr("mindspore.context.get_context", {"device_target": "GPU"}.get)
+        sinking = import_module("mindspore.train.data_sink")  # the package has the function by this name
+        patched.setattr(sinking, "_init_sink_dataset", lambda *_: (lambda: next(queue), False))
+        sunk = ms.data_sink(step, ds.NumpySlicesDataset(np.zeros(1)))
+    for seed in range(5):
+        assert float(sunk()) == float(plain(*batch(seed=seed)))
+    assert_equal(net, other)
 
 
 INNERS = {
