@@ -9,7 +9,7 @@ from threadpoolctl import threadpool_info
 
 from thor.curvature.eigenbasis import eigenvectors
 from thor.runtime import host_threads
-from thor.runtime.host_threads import available_cores, in_threads, thread_count
+from thor.runtime.host_threads import available_cores, in_background, in_threads, thread_count
 
 
 def blas_threads(_):
@@ -61,3 +61,19 @@ def test_eigenvectors_do_not_depend_on_the_number_of_threads(monkeypatch):
         found.append(in_threads(eigenvectors, blocks))
     for one, other in zip(*found, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def test_work_in_the_background_goes_on_meanwhile_and_tells_its_result_or_its_error():
+    go_on, begun = threading.Event(), threading.Event()
+
+    def work():
+        begun.set()
+        assert go_on.wait(60)
+        return threading.current_thread()
+
+    result = in_background(work)
+    assert begun.wait(60), "it has begun before anybody asks for its result"
+    go_on.set()
+    assert result() is not threading.main_thread()
+    with pytest.raises(ZeroDivisionError):
+        in_background(lambda: 1 / 0)()
