@@ -35,7 +35,7 @@ import thor
 from first_order.checks import number
 from first_order.compiled import CompiledFunction
 from models.autoencoder import autoencoder
-from models.bert import bert_tiny
+from models.bert import bert_base, bert_tiny
 from models.cross_entropy import CrossEntropy
 from models.lenet import lenet5
 from models.resnet import resnet50
@@ -59,7 +59,8 @@ CLASSIFIERS: dict[str, tuple[Callable[[], nn.Cell], int, tuple[int, int, int, in
     "resnet50": (resnet50, 1000, (4, 3, 224, 224)),
 }
 WORDS, TOKENS, HIDDEN = 8000, 128, 19  # for BERT: vocabulary size, sequence length, masked tokens per sequence
-NETWORKS = ("autoencoder", "bert", *CLASSIFIERS)
+BERTS: dict[str, tuple[Callable[..., nn.Cell], int]] = {"bert": (bert_tiny, 16), "bert_base": (bert_base, 2)}
+NETWORKS = ("autoencoder", *BERTS, *CLASSIFIERS)
 OWN = "TrainOneStepCell"
 PHASES = ("Momentum", "Adam", OWN, "plain", "curvature", "refresh")  # in the order of the report
 
@@ -78,12 +79,12 @@ def network(name: str, batch: int | None = None) -> tuple[nn.Cell, Callable[...,
 
 def _network(name: str, batch: int | None) -> tuple[nn.Cell, Callable[..., Tensor], tuple[Tensor, ...]]:
     rng = np.random.default_rng(0)
-    if name == "bert":
-        count = batch or 16
+    if name in BERTS:
+        make_bert, count = BERTS[name][0], batch or BERTS[name][1]
         ids = rng.integers(0, WORDS, (count, TOKENS)).astype(np.int32)
         at = np.stack([rng.choice(TOKENS, HIDDEN, replace=False) for _ in range(count)]).astype(np.int32)
         labels = Tensor(rng.integers(0, WORDS, count * HIDDEN).astype(np.int32))
-        net = bert_tiny(vocab_size=WORDS, max_positions=TOKENS, dropout=0.0)
+        net = make_bert(vocab_size=WORDS, max_positions=TOKENS, dropout=0.0)
         return net, CrossEntropy(), (Tensor(ids), Tensor(at), labels)
     if name == "autoencoder":
         image = Tensor(rng.random((batch or 1000, 784), np.float32))
