@@ -71,7 +71,7 @@ def _to_target(rules: Rules, task: Task, rows: dict[str, ToTarget], alone: bool)
             f"{row.reached} of {row.runs}",
             f"{row.refreshes:.0f}",
             value(task, row.final.median),
-            f"{row.peak / 2**20:.0f}",
+            _mib(row.peak),
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
@@ -92,7 +92,7 @@ def _equal_budget(rules: Rules, task: Task, rows: dict[str, EqualBudget]) -> str
             final = f"**{final}**"
         cells = [
             rules.contenders[name].title, final, value(task, row.best.median),
-            f"{row.refreshes:.0f}", f"{row.peak / 2**20:.0f}", f"{row.broke_down} of {row.runs}",
+            f"{row.refreshes:.0f}", _mib(row.peak), f"{row.broke_down} of {row.runs}",
         ]  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
@@ -124,7 +124,15 @@ def value(task: Task, number: float) -> str:
     return f"{number:.2%}" if task.higher_is_better else f"{number:.3f}"
 
 
+def _mib(count: int) -> str:
+    """Bytes in MiB; a run that broke down told none."""
+    return f"{count / 2**20:.0f}" if count else "-"
+
+
 def _spread(task: Task, found: Spread) -> str:
+    """The median, and in brackets the lowest and highest value; all of them may have broken down."""
+    if all(map(math.isinf, (found.median, found.low, found.high))):
+        return value(task, found.median)
     return f"{value(task, found.median)} ({value(task, found.low)} to {value(task, found.high)})"
 
 

@@ -8,8 +8,9 @@ import pytest
 
 from scripts.convergence import measures, picture, report, results, tables
 from scripts.convergence.report import Report
+from scripts.convergence.results import ContenderResult
 from scripts.convergence.rules import Goals
-from tests.scripts.convergence.made import ACCURACIES, ERRORS, FULL, RESULTS
+from tests.scripts.convergence.made import ACCURACIES, ERRORS, FULL, RESULTS, broken
 from thor.runtime.errors import UserError
 
 
@@ -32,6 +33,14 @@ def test_tables_by_hand():
     timed = {name: each.model_copy(update={"to_target": runs[name]}) for name, each in ERRORS.contenders.items()}
     text = tables.of_task(FULL, "autoencoder", ERRORS.model_copy(update={"contenders": timed}))
     assert "medians over seeds, seconds of one run at a time;" in text
+
+
+def test_a_contender_that_always_broke_down_has_no_numbers():
+    lost = ContenderResult(to_target=[broken(1), broken(2)], equal_budget=[broken(1), broken(2)])
+    found = ERRORS.model_copy(update={"contenders": ERRORS.contenders | {"kfac": lost}})
+    lines = tables.of_task(FULL, "autoencoder", found).splitlines()
+    assert "| K-FAC | not reached | not reached | not reached | 0 of 2 | 0 | broke down | - |" in lines
+    assert "| K-FAC | broke down | broke down | 0 | - | 2 of 2 |" in lines
 
 
 def test_what_misses_a_goal_is_in_bold():
