@@ -30,3 +30,7 @@ def test_a_page_without_the_mark_is_left_alone(tmp_path):
     with pytest.raises(UserError, match=r"benchmark\.md: lacks the line"):
         results_page.write(tmp_path)
     assert (tmp_path / results_page.PAGE).read_text() == "# Title\n"
+
+
+def test_the_published_page_is_that_of_its_data():
+    assert results_page.up_to_date(results_page.FOLDER)
