@@ -23,7 +23,7 @@ from thor.settings.loss_scale import DynamicLossScale
 
 logger = logging.getLogger("thor")
 
-NONE = np.array([-1, -1])  # no renewal is computed beside plain steps
+NO_RENEWAL = np.array([-1, -1])
 
 
 class Moments(Protocol):
@@ -156,7 +156,7 @@ class OptimizerState(StepCounts):
         self.step_count = int_parameter("step", 0)
         self.next_refresh = int_parameter("next_refresh", 0)
         self.next_gather = int_parameter("next_gather", 0)
-        self.renewal = None if moments is None else int_parameter("renewal", NONE)
+        self.renewal = None if moments is None else int_parameter("renewal", NO_RENEWAL)
         self.average_weight = float_parameter("average_weight", 0.0)
         self.status = int_parameter("status", np.full(len(layers), ACTIVE))
         self.refreshes = int_parameter("refreshes", np.zeros(len(layers)))
@@ -225,7 +225,7 @@ class OptimizerState(StepCounts):
     def adopted(self) -> None:
         """Note that no bases are being computed."""
         assert self.renewal is not None
-        write(self.renewal, NONE)
+        write(self.renewal, NO_RENEWAL)
 
     def table(self) -> LayerTable:
         """Host copies of the state that a candidate refresh reads and changes."""

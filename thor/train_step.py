@@ -165,7 +165,7 @@ class TrainStep(nn.Cell):
         across, ranks = self.update.across, self.control.ranks
         each = 0 if across is None else across.bytes
         sent = {kind: count + each for kind, count in self.step_graphs.message_bytes.items()}
-        return sent | ({} if ranks is None or self._refreshing is None else {"refresh": self._refreshing.sent})
+        return sent | ({} if ranks is None else {"refresh": 0 if self._refreshing is None else self._refreshing.sent})
 
     def set_inputs(self, *inputs: Any, **named: Any) -> None:
         """Compile plain steps once for all lengths of the axes that are None in the shapes of these Tensors.
