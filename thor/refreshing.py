@@ -42,7 +42,7 @@ class Refreshing:
 
     def __init__(self, optimizer: THOR, update: LayerUpdate):
         self.optimizer, self.update = optimizer, update
-        self.beside = optimizer.refresher.method.beside_steps and device.runs_ahead()
+        self.beside = optimizer.refresher.method.beside_steps and device.leaves_host_idle()
         self.sent = 0
         self._pending: Candidate | None = None
 

@@ -18,7 +18,8 @@ EVERY = {"interval": 8, "factor_interval": 4, "block_size": 3, "refresh": thor.T
 @pytest.fixture
 def accelerator(monkeypatch):
     """A device beside which the host is idle."""
-    monkeypatch.setattr(device, "runs_ahead", lambda: True)
+    for decision in ("runs_ahead", "leaves_host_idle"):
+        monkeypatch.setattr(device, decision, lambda: True)
 
 
 def trainer(network=Mlp, seed=0, accumulate=1, jit=False, **own):
@@ -76,8 +77,8 @@ def test_the_lag_has_an_upper_limit(accelerator):
 def test_nothing_lags_where_every_step_gathers(accelerator, monkeypatch):
     """So it is with a growing interval at first."""
     found = []
-    for ahead in (True, False):
-        monkeypatch.setattr(device, "runs_ahead", lambda ahead=ahead: ahead)
+    for idle in (True, False):
+        monkeypatch.setattr(device, "leaves_host_idle", lambda idle=idle: idle)
         _, _, step = trainer(interval=thor.GrowingInterval(1, 19, 1.3), factor_interval=None)
         found.append((train(step, range(12)), step))
     assert found[0][0] == found[1][0]
@@ -117,7 +118,7 @@ def test_a_checkpoint_of_any_step_goes_on_bit_for_bit(elsewhere, kept, until, ac
             ms.save_checkpoint(optimizer, str(tmp_path / f"optimizer{at}.ckpt"))
         train(step, [at], **how)
     if elsewhere:
-        monkeypatch.setattr(device, "runs_ahead", lambda: False)
+        monkeypatch.setattr(device, "leaves_host_idle", lambda: False)
     for at in kept:
         other, fresh, fresh_step = trainer(Mixed, seed=1, jit=True)
         ms.load_param_into_net(other, ms.load_checkpoint(str(tmp_path / f"net{at}.ckpt")))

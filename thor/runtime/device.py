@@ -172,6 +172,11 @@ def runs_ahead() -> bool:
     return _chosen() != "CPU"
 
 
+def leaves_host_idle() -> bool:
+    """Whether the host's cores have nothing to do while a step runs."""
+    return _chosen() != "CPU"
+
+
 def supports_group_all_gather() -> bool:
     """Whether AllGather works within a group of some ranks. On a CPU it works only among all of them."""
     return current() != "CPU"

@@ -90,7 +90,7 @@ def train(name, rank, ranks, steps=STEPS):
         net, 0.02, damping, momentum=0.9, block_size=4, interval=4, factor_interval=2, factor_decay=0.9,
         refresh=thor.TraceRule(update=0.15, stop=0.08), **options,
     )  # fmt: skip
-    with patch.object(device, "runs_ahead", lambda: beside):
+    with patch.object(device, "leaves_host_idle", lambda: beside):
         step = thor.TrainStep(net, squared_error, optimizer, accumulate=accumulate, jit=mode == GRAPH)
     losses, refresh = [], 0
     for index in range(steps):

@@ -4,16 +4,16 @@ import mindspore as ms
 import numpy as np
 import pytest
 
-import thor
 from tests.support.networks import Mlp, batch, make, values
 from thor.optimizer_state import OptimizerState
+from thor.refreshing import Refreshing
 
 
 def losses(step, count):
     return [float(step(*batch(seed=seed)).asnumpy()) for seed in range(count)]
 
 
-@pytest.mark.parametrize(("owner", "method"), [(OptimizerState, "gain"), (thor.THOR, "refresh")])
+@pytest.mark.parametrize(("owner", "method"), [(OptimizerState, "gain"), (Refreshing, "refresh_if_due")])
 def test_an_interrupted_step_leaves_no_sums_to_the_next(monkeypatch, owner, method):
     """Ctrl-C, or an error of a schedule, behind the last micro-batch and before the weights move."""
     net, other = Mlp(), Mlp()
