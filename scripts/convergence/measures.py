@@ -160,13 +160,10 @@ def spread(values: Sequence[float]) -> Spread:
 
 def timed_by(run: Run, timing: Run) -> Run:
     """A run with the seconds of another one that evaluates at the same steps, and so does the same work."""
-    seconds = {point.step: (point.seconds, point.compiling) for point in timing.points}
-    if any(point.step not in seconds for point in run.points):
+    timed = {point.step: point for point in timing.points}
+    if any(point.step not in timed for point in run.points):
         raise ValueError(f"seed {run.seed} evaluates at other steps than the run that was timed")
-    points = [
-        point.model_copy(update=dict(zip(("seconds", "compiling"), seconds[point.step], strict=True)))
-        for point in run.points
-    ]
+    points = [timed[point.step].model_copy(update={"value": point.value}) for point in run.points]
     return run.model_copy(update={"points": points, "timed_alone": True})
 
 

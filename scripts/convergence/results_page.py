@@ -32,8 +32,7 @@ def page(found: Results, before: str) -> str:
     """The page: what stands above the mark, and the tables and pictures of each task."""
     if MARK not in before:
         raise UserError(f"{PAGE}: lacks the line {MARK}")
-    machine = ", ".join(f"{key} {value}" for key, value in found.machine.items())
-    parts = [before.split(MARK)[0] + MARK, f"Measured on: {machine}."]
+    parts = [before.split(MARK)[0] + MARK, tables.measured_on(found)]
     for name, each in found.tasks.items():
         title = found.rules.tasks[name].title
         parts += [f"## {name}", tables.of_task(found.rules, name, each), f"![{title}: its metric over seconds "

@@ -16,8 +16,13 @@ MISSED = "not reached"
 def markdown(results: Results) -> str:
     """All tables of all tasks."""
     parts = [of_task(results.rules, name, found) for name, found in results.tasks.items()]
+    return "\n\n".join([measured_on(results), *parts]) + "\n"
+
+
+def measured_on(results: Results) -> str:
+    """The machine, in a sentence."""
     machine = ", ".join(f"{key} {value}" for key, value in results.machine.items())
-    return "\n\n".join([f"Measured on: {machine}.", *parts]) + "\n"
+    return f"Measured on: {machine}."
 
 
 def of_task(rules: Rules, name: str, found: TaskResult) -> str:
