@@ -23,7 +23,7 @@ from thor.settings.loss_scale import DynamicLossScale
 
 logger = logging.getLogger("thor")
 
-NO_RENEWAL = np.array([-1, -1])
+NONE = -1  # in place of a step
 
 
 class Moments(Protocol):
@@ -127,8 +127,9 @@ class OptimizerState(StepCounts):
     step_count      [1] steps    steps done; skipped ones do not count                           finished
     next_refresh    [1] step     of the next candidate refresh                                   schedule_refresh
     next_gather     [1] step     of the next gathering of factors                                schedule_gathering
-    renewal         [2] steps    of a candidate refresh whose bases are being computed, and of       schedule_adoption,
-                                 their adoption; -1 if there is none; only with eigenbases       adopted
+    next_adoption   [1] step     of the adoption of bases that are being computed; NONE if none are, schedule_adoption,
+                                 or without eigenbases                                           adopted
+    candidate       [1] step     of the candidate refresh that they belong to; NONE if none are  the same two
     average_weight  [1]          sum of the weights in the running averages: bias correction     schedule_gathering
     status          [layers]     ACTIVE or STOPPED                                               write_table
     refreshes       [layers]     refreshes adopted                                               write_table
@@ -156,7 +157,10 @@ class OptimizerState(StepCounts):
         self.step_count = int_parameter("step", 0)
         self.next_refresh = int_parameter("next_refresh", 0)
         self.next_gather = int_parameter("next_gather", 0)
-        self.renewal = None if moments is None else int_parameter("renewal", NO_RENEWAL)
+        if moments is not None:
+            self.next_adoption = int_parameter("next_adoption", NONE)
+            self.candidate = int_parameter("candidate", NONE)
+        self.may_lag = moments is not None
         self.average_weight = float_parameter("average_weight", 0.0)
         self.status = int_parameter("status", np.full(len(layers), ACTIVE))
         self.refreshes = int_parameter("refreshes", np.zeros(len(layers)))
@@ -191,12 +195,12 @@ class OptimizerState(StepCounts):
     @property
     def adopts_now(self) -> bool:
         """True if the coming step first adopts new bases; for an uncounted step before it, if that was finite."""
-        return self.renewal is not None and 0 <= self.renewal.asnumpy()[1] <= self.expected_step
+        return self.may_lag and NONE < read(self.next_adoption) <= self.expected_step
 
     @property
     def candidate_step(self) -> int:
-        """The step of the candidate refresh whose bases are being computed; -1 if there is none."""
-        return -1 if self.renewal is None else int(self.renewal.asnumpy()[0])
+        """The step of the candidate refresh whose bases are being computed; NONE if there is none."""
+        return read(self.candidate) if self.may_lag else NONE
 
     def gain(self, indices: Sequence[int], decay: float) -> tuple[Tensor, np.float32]:
         """The gain of fresh statistics, one number per layer (0 if it has stopped), and the average's new weight.
@@ -219,13 +223,13 @@ class OptimizerState(StepCounts):
 
     def schedule_adoption(self, step: int, lag: int) -> None:
         """Adopt what the candidate refresh of ``step`` makes before step ``step + lag``."""
-        assert self.renewal is not None
-        write(self.renewal, np.array([step, step + lag]))
+        write(self.next_adoption, step + lag)
+        write(self.candidate, step)
 
     def adopted(self) -> None:
         """Note that no bases are being computed."""
-        assert self.renewal is not None
-        write(self.renewal, NO_RENEWAL)
+        write(self.next_adoption, NONE)
+        write(self.candidate, NONE)
 
     def table(self) -> LayerTable:
         """Host copies of the state that a candidate refresh reads and changes."""
