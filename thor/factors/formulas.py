@@ -307,32 +307,32 @@ def diagonal_by_rows(features, scale):
     return reshaped(_sum(features * features, 2) * scale, (1, features.shape[3], 1, 1))
 
 
-def scaled_mean(features, scale, count):
-    """The scaled mean u [c, d, 1] = sqrt(scale / count) * sum of all rows, of which ``count`` are not zero.
+def scaled_mean(features, weight):
+    """The scaled mean u [c, d, 1] = ``weight`` * sum of all rows, where the weight is :func:`weight_of_mean`.
 
-    u u^T is count * scale times the outer product of the mean of these rows. By Jensen's inequality scale * X X^T -
-    u u^T is positive semi-definite, and no larger multiple of u u^T has this property for all X. For a dense layer's A,
-    u is the mean input.
+    u u^T is count * scale times the outer product of the mean of the rows that are not zero. By Jensen's inequality
+    scale * X X^T - u u^T is positive semi-definite, and no larger multiple of u u^T has this property for all X. For a
+    dense layer's A, u is the mean input.
     """
     part_count, copies, dim, rows = features.shape
     sums = _product(reshaped(features, (-1, rows)), constant((rows, 1), 1.0))
-    return reshaped(sum_over_parts(reshaped(sums, (part_count, -1))) * root(scale, count), (copies, dim, 1))
+    return reshaped(sum_over_parts(reshaped(sums, (part_count, -1))) * weight, (copies, dim, 1))
 
 
-def scaled_mean_by_rows(features, scale, count):
+def scaled_mean_by_rows(features, weight):
     """As :func:`scaled_mean`, for features by rows, [1, 1, R, d]."""
     _, _, rows, dim = features.shape
     sums = _product(constant((1, rows), 1.0), reshaped(features, (rows, dim)))
-    return reshaped(sums * root(scale, count), (1, dim, 1))
+    return reshaped(sums * weight, (1, dim, 1))
 
 
-def bias_mean(features, scale, count):
-    """The entry [c, 1, 1] of :func:`scaled_mean` for a coordinate that is 1 in all rows, sqrt(scale count)."""
-    return constant((features.shape[1], 1, 1), 1.0) * (count * root(scale, count))
+def bias_mean(features, weight, count):
+    """The entry [c, 1, 1] of :func:`scaled_mean` for a coordinate that is 1 in all ``count`` rows."""
+    return constant((features.shape[1], 1, 1), 1.0) * (count * weight)
 
 
-def root(scale, count):
-    """The square root of scale / count."""
+def weight_of_mean(scale, count):
+    """The weight sqrt(scale / count) of the sum of all rows, of which ``count`` are not zero."""
     return (scale / count) ** 0.5
 
 

@@ -206,7 +206,7 @@ class Diagonal(nn.Cell):
 class NothingBeside(nn.Cell):
     """Zeros, for plain blocks: they have no scaled mean and no low-rank part."""
 
-    def construct(self, features, scale, rows, probe):
+    def construct(self, features, scale, weight, rows, probe):
         return zeros_of(probe)
 
 
@@ -217,15 +217,15 @@ class MeanBeside(nn.Cell):
         super().__init__(auto_prefix=False)
         self.mean = formulas.scaled_mean_by_rows if by_rows else formulas.scaled_mean
 
-    def construct(self, features, scale, rows, probe):
-        return self.mean(features, scale, rows)
+    def construct(self, features, scale, weight, rows, probe):
+        return self.mean(features, weight)
 
 
 class MeanAndBiasBeside(MeanBeside):
     """The scaled mean, followed by the entry of a separate bias, for which the features have no coordinate."""
 
-    def construct(self, features, scale, rows, probe):
-        return ops.cat((self.mean(features, scale, rows), formulas.bias_mean(features, scale, rows)), 1)
+    def construct(self, features, scale, weight, rows, probe):
+        return ops.cat((self.mean(features, weight), formulas.bias_mean(features, weight, rows)), 1)
 
 
 class SketchBeside(nn.Cell):
@@ -235,14 +235,14 @@ class SketchBeside(nn.Cell):
         super().__init__(auto_prefix=False)
         self.sketch = formulas.sketch_by_rows if by_rows else formulas.sketch
 
-    def construct(self, features, scale, rows, probe):
+    def construct(self, features, scale, weight, rows, probe):
         return self.sketch(features, scale, probe)
 
 
 class Statistics(nn.Cell):
     """Fresh statistics of one factor: blocks, the scaled mean or low-rank part, and a 1 that counts uses.
 
-    ``valid`` is not read; see :class:`CountedStatistics`.
+    ``valid`` is not read; see :class:`CountedInput`.
     """
 
     def __init__(self, features: nn.Cell, blocks: nn.Cell, beside: nn.Cell):
@@ -251,7 +251,8 @@ class Statistics(nn.Cell):
 
     def construct(self, x, valid, probe):
         features, scale, rows = self.features(x)
-        return self.blocks(features, scale), self.beside(features, scale, rows, probe), constant((1,), 1.0)
+        weight = formulas.weight_of_mean(scale, rows)
+        return self.blocks(features, scale), self.beside(features, scale, weight, rows, probe), constant((1,), 1.0)
 
 
 class AllRows(Features):
@@ -297,11 +298,33 @@ def rows_of(sharing: str, kind: str, geometry: AnyGeometry | None = None) -> nn.
     return shared(RowsWithGradient, kind == "conv")
 
 
-class CountedStatistics(Statistics):
-    """As :class:`Statistics`, of the rows that count: every one is a term (weight sharing "expand").
+class CountedInput(Statistics):
+    """As :class:`Statistics`, of an A over the rows that count: every one is a term (weight sharing "expand").
 
-    ``valid`` [N], or [B, P] of a convolution, is 1 for a row that counts and else 0. ``is_sum`` says that the factor is
-    G, M times a sum; A is a mean over the M rows that count.
+    ``valid`` [N], or [B, P] of a convolution, is 1 for a row that counts and else 0.
+    """
+
+    def construct(self, x, valid, probe):
+        counted = formulas.at_least_one(valid.sum())
+        features, _, _ = self.features(x)
+        features = features * formulas.mask_of(valid, features)
+        share = 1.0 / counted  # of one row: the scale of A, and the weight of the mean
+        return self.blocks(features, share), self.beside(features, share, share, counted, probe), constant((1,), 1.0)
+
+
+class CountedOutput(Statistics):
+    """As :class:`CountedInput`, of a G, M times a sum over the M rows that count. The others are zero."""
+
+    def construct(self, x, valid, probe):
+        terms = formulas.at_least_one(valid.sum())
+        features, _, _ = self.features(x)
+        return self.blocks(features, terms), self.beside(features, terms, 1.0, terms, probe), constant((1,), 1.0)
+
+
+class CountedOfFirst(Statistics):
+    """As :class:`CountedInput`, or as :class:`CountedOutput` if ``is_sum``, from the first ``share`` of the examples.
+
+    G is M times a sum over all M terms, of which so many are gathered as count among those examples.
     """
 
     def __init__(self, features: nn.Cell, blocks: nn.Cell, beside: nn.Cell, share: float, is_sum: bool):
@@ -316,7 +339,8 @@ class CountedStatistics(Statistics):
         features, _, _ = self.features(x)
         features = features * formulas.mask_of(valid, features)
         scale = self.scale(terms, counted)
-        return self.blocks(features, scale), self.beside(features, scale, counted, probe), constant((1,), 1.0)
+        weight = formulas.weight_of_mean(scale, counted)
+        return self.blocks(features, scale), self.beside(features, scale, weight, counted, probe), constant((1,), 1.0)
 
 
 def statistics_of(
@@ -340,9 +364,12 @@ def statistics_of(
     if values:
         features = shared(AppendConstants, features, values, by_rows)
     blocks = shared(Diagonal, by_rows) if cut.size == 1 else shared(Blocks, cut.size, cut.count, by_rows)
+    beside = _beside(cut, by_rows)
+    if sharing == EXPAND and share < 1.0:
+        return shared(CountedOfFirst, features, blocks, beside, share, is_sum)
     if sharing == EXPAND:
-        return shared(CountedStatistics, features, blocks, _beside(cut, by_rows), share, is_sum)
-    return shared(Statistics, features, blocks, _beside(cut, by_rows))
+        return shared(CountedOutput if is_sum else CountedInput, features, blocks, beside)
+    return shared(Statistics, features, blocks, beside)
 
 
 def _features(kind: str, geometry: AnyGeometry | None, copies: int, order: str, reduced: bool) -> nn.Cell:

@@ -120,7 +120,9 @@ def test_the_mean_is_the_largest_that_leaves_the_rest_positive_semi_definite():
     rows = tensor(7, 5)
     features, scale = with_bias(*formulas.dense_input(rows), True, by_rows=True)
     full = gram(features, scale, 6, True)[0, 0].asnumpy().astype(np.float64)
-    mean = formulas.scaled_mean_by_rows(features, scale, 7)[0, :, 0].asnumpy().astype(np.float64)
+    mean = (
+        formulas.scaled_mean_by_rows(features, formulas.weight_of_mean(scale, 7))[0, :, 0].asnumpy().astype(np.float64)
+    )
     np.testing.assert_allclose(mean, [*rows.asnumpy().mean(0), 1.0], rtol=1e-5)
     lowest = np.linalg.eigvalsh(full - np.outer(mean, mean))[0]
     assert lowest > -1e-5
@@ -133,9 +135,10 @@ def test_the_mean_of_a_convolutions_patches_is_scaled_with_their_number(parts_fr
     rows = reference.with_ones(seen_by(conv, x).reshape(2 * 9, -1))
     features, scale, count = formulas.conv_input(x, geometry_of(conv))
     assert count == 2 * 9
-    of_bias = formulas.bias_mean(features, scale, count).asnumpy()
-    features, scale = with_bias(features, scale, count, True)
-    mean = formulas.scaled_mean(features, scale, count)[0, :, 0].asnumpy()
+    weight = formulas.weight_of_mean(scale, count)
+    of_bias = formulas.bias_mean(features, weight, count).asnumpy()
+    features, _ = with_bias(features, scale, count, True)
+    mean = formulas.scaled_mean(features, weight)[0, :, 0].asnumpy()
     np.testing.assert_allclose(mean, 3 * rows.mean(0), **CLOSE)  # sqrt(rows / B) = sqrt(9)
     np.testing.assert_allclose(of_bias, [[[3.0]]], rtol=1e-6)
 
