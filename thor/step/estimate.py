@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from mindspore import ParameterTuple, Tensor, nn, ops
+from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from thor.curvature.layer import Layer
 from thor.runtime import device
@@ -29,7 +29,10 @@ class Estimate(nn.Cell):
         super().__init__(auto_prefix=False)
         self.scaled = scaled
         self.move = moved_by_descent if device.spares_kernels() else moved_by_sum
-        parameters, powers, layer_of, uses = [], [], [], []
+        parameters: list[Parameter] = []
+        powers: list[int] = []
+        layer_of: list[int] = []
+        uses: list[int] = []
         for i, layer in enumerate(layers):
             of_a, *of_g = layer.powers
             for factor, each in ((layer.a, (of_a, 0, 0)), (layer.g, of_g)):
