@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 
@@ -24,15 +25,15 @@ class Report:
         path: The file of all results. Results of other tasks that it holds are kept.
     """
 
-    def __init__(self, folder: Path, rules: Rules) -> None:
-        """UserError if the folder has results of other rules."""
+    def __init__(self, folder: Path, rules: Rules, taken: Mapping[str, TaskResult] = {}) -> None:
+        """UserError if the folder has results of other rules; ``taken`` are results of another file, kept as well."""
         self.path = folder / RESULTS
-        self._results = Results(rules=rules, machine=machine(), tasks={})
+        self._results = Results(rules=rules, machine=machine(), tasks=dict(taken))
         if self.path.is_file():
             before = results.read(self.path)
             if before.rules != rules:
                 raise UserError(f"{self.path}: was made by other rules; give another --out, or remove it: {ANEW}")
-            self._results = self._results.model_copy(update={"tasks": before.tasks})
+            self._results = self._results.model_copy(update={"tasks": {**taken, **before.tasks}})
 
     def add(self, task: str, found: TaskResult) -> str:
         """Add or replace a task's results, write all files, and return the task's tables."""

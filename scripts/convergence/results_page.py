@@ -28,13 +28,29 @@ DATA, PAGE = "benchmark.json", "benchmark.md"
 MARK = "<!-- What follows is written by scripts/convergence/results_page.py. -->"
 
 
+def finished(found: Results) -> list[str]:
+    """The tasks of which all runs are done."""
+    return [name for name in found.tasks if _left(found, name) is None]
+
+
+def _left(found: Results, task: str) -> str | None:
+    """What a task has so far; None if nothing is left to do."""
+    trials, all_trials, runs, all_runs = results.counts(found, task)
+    if (trials, runs) == (all_trials, all_runs):
+        return None
+    return f"{task} ({trials} of {all_trials} trials, {runs} of {all_runs} runs with test seeds)"
+
+
 def page(found: Results, before: str) -> str:
-    """The page: what stands above the mark, and the tables and pictures of each task."""
+    """The page: what stands above the mark, and the tables and pictures of each finished task."""
     if MARK not in before:
         raise UserError(f"{PAGE}: lacks the line {MARK}")
     parts = [before.split(MARK)[0] + MARK, tables.measured_on(found)]
-    for name, each in found.tasks.items():
-        title = found.rules.tasks[name].title
+    begun = [words for name in found.tasks if (words := _left(found, name)) is not None]
+    if begun:
+        parts.append(f"Begun, and not shown before the last run is done: {', '.join(begun)}.")
+    for name in finished(found):
+        each, title = found.tasks[name], found.rules.tasks[name].title
         parts += [f"## {name}", tables.of_task(found.rules, name, each), f"![{title}: its metric over seconds "
                   f"to the target, and over epochs at equal budget](benchmark-{name}.png)"]  # fmt: skip
     return "\n\n".join(parts) + "\n"
@@ -44,7 +60,7 @@ def write(folder: Path) -> None:
     """Write page and pictures of the data in a folder."""
     found, path = results.read(folder / DATA), folder / PAGE
     write_atomically(path, page(found, path.read_text(encoding="utf-8")))
-    for name in found.tasks:
+    for name in finished(found):
         picture.draw(found, name, folder / f"benchmark-{name}.png")
 
 

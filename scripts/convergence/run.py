@@ -10,7 +10,8 @@ that count; docs/results/rules.md tells it in words. Each run is a folder of scr
 Ctrl-C or SIGTERM ended goes on with the same command, even in the middle of a run. ``--jobs 2`` trains two runs at
 once, each on its own cores, and its seconds are those of a shared machine. After it, ``--timed`` on a quiet machine
 trains once more what reaches the target, one run at a time, for seconds alone. ``--report-only`` makes results.json,
-tables and pictures of the runs that are finished.
+tables and pictures of the runs that are finished. ``--take results.json`` takes over the runs of such a file, where
+their folders are gone, or to add a contender to published results.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from rich.console import Console  # noqa: E402
 
 from scripts.common.arguments import count  # noqa: E402
 from scripts.common.errors import INTERRUPTED, run_program  # noqa: E402
-from scripts.convergence import plan, rules, search  # noqa: E402
+from scripts.convergence import plan, rules, search, taken  # noqa: E402
 from scripts.convergence.bench import Bench, EndedEarlyError  # noqa: E402
 from scripts.convergence.measures import NoTargetError  # noqa: E402
-from scripts.convergence.report import Report  # noqa: E402
+from scripts.convergence.report import Report, machine  # noqa: E402
 from scripts.convergence.study import Study  # noqa: E402
 from scripts.run_folder.stop_request import handling_signals  # noqa: E402
 from thor.runtime.errors import UserError  # noqa: E402
@@ -48,6 +49,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--timed", action="store_true", help="train once more for seconds alone, one run at a time")
     parser.add_argument("--report-only", action="store_true", help="tables and pictures of the runs that are finished")
+    parser.add_argument("--take", type=Path, help="a file of results whose runs are taken over, not trained again")
     parser.add_argument(
         "--out", type=Path, help="folder of all runs (runs/convergence/NAME of the rules, or .../quick)"
     )
@@ -72,14 +74,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         text = plan.shown(plan.plan(fixed, tasks, names), options.jobs)
         console.print(text, markup=False, highlight=False, soft_wrap=True)
         return 0
+    known = taken.read(options.take, fixed, machine()) if options.take else {}
     out = options.out or Path("runs/convergence") / ("quick" if options.quick else options.rules.stem)
-    report, bench = Report(out, fixed), Bench(options.jobs, console, read_only=options.report_only)
+    report, bench = Report(out, fixed, known), Bench(options.jobs, console, read_only=options.report_only)
     without: list[str] = []  # for each task that has no results to report, the reason
     try:
         with handling_signals(bench.end):
             for task in tasks:
                 try:
-                    bench.tell(report.add(task, Study(fixed, task, names, out / task, bench, options.timed).do()))
+                    of_file = taken.Taken(known[task].contenders) if task in known else taken.NOTHING
+                    study = Study(fixed, task, names, out / task, bench, options.timed, of_file)
+                    bench.tell(report.add(task, study.do()))
                 except NoTargetError as error:
                     without.append(str(error))
                 if bench.ended.is_set():

@@ -12,6 +12,7 @@ from scripts.convergence.pace import Pace
 from scripts.convergence.results import ContenderResult, Run, TaskResult, Trial
 from scripts.convergence.rules import LENGTH, Rules
 from scripts.convergence.search import Values
+from scripts.convergence.taken import NOTHING, Taken
 
 TO_TARGET, EQUAL_BUDGET, TIMING = "to-target", "equal-budget", "timing"  # in the names of folders
 
@@ -35,6 +36,7 @@ class Study:
         folder: Folder of the task's runs.
         bench: Does the runs.
         timed: Train once more for seconds alone, one run at a time.
+        taken: Runs that are taken over in place of training them.
     """
 
     rules: Rules
@@ -43,6 +45,7 @@ class Study:
     folder: Path
     bench: Bench
     timed: bool = False
+    taken: Taken = NOTHING
 
     def do(self) -> TaskResult:
         """Do all runs that are not done, and return what came out."""
@@ -60,7 +63,7 @@ class Study:
                 chosen[name] = Chosen(
                     own[fast].values, own[good].values | ({LENGTH: 1.0} if LENGTH in own[good].values else {})
                 )
-        found = self._test(chosen)
+        found = self._test(chosen, trials)
         self._take_seconds(chosen, found)
         contenders = {
             name: ContenderResult(trials=trials.get(name, []), **found.get(name, {}))
@@ -71,37 +74,58 @@ class Study:
 
     def _search(self, drawn: Mapping[str, Sequence[Values]]) -> dict[str, list[Trial]]:
         """Do the trials of each contender; of unfinished ones, only those before the first unfinished trial."""
-        jobs = [
-            self._job(name, values, self.rules.tuning_seed, f"trial-{index}")
-            for name, trials in drawn.items()
-            for index, values in enumerate(trials)
-        ]
-        runs = iter(self.bench.run_all(jobs))
+        jobs: list[Job] = []
+        taken: list[Run | None] = []
+        for name, trials in drawn.items():
+            for index, values in enumerate(trials):
+                jobs.append(self._job(name, values, self.rules.tuning_seed, f"trial-{index}"))
+                taken.append(self.taken.trial(name, index, values))
+        runs = iter(self._done(jobs, taken))
         found: dict[str, list[Trial]] = {}
         for name, trials in drawn.items():
             done = [(values, next(runs)) for values in trials]
             found[name] = [Trial(values=values, run=run) for values, run in done if run is not None]
         return found
 
-    def _test(self, chosen: Mapping[str, Chosen]) -> dict[str, dict[str, list[Run]]]:
+    def _done(self, jobs: Sequence[Job], taken: Sequence[Run | None]) -> list[Run | None]:
+        """The run of each job: one that is taken over, else it is trained."""
+        trained = iter(self.bench.run_all([job for job, run in zip(jobs, taken, strict=True) if run is None]))
+        for run in taken:
+            if run is not None:
+                self.bench.pace.found()
+        return [next(trained) if run is None else run for run in taken]
+
+    def _test(
+        self, chosen: Mapping[str, Chosen], trials: Mapping[str, Sequence[Trial]]
+    ) -> dict[str, dict[str, list[Run]]]:
         """Train all contenders with one test seed after the other, so that a slow phase of the machine meets all."""
         places: list[tuple[str, str]] = []
         jobs: list[Job] = []
+        taken: list[Run | None] = []
+
+        def of_file(name: str, part: str, seed: int) -> Run | None:
+            origin = self.rules.searched_as(name)
+            return self.taken.tested(name, part, seed, origin, trials.get(origin, []))
+
+        def add(name: str, part: str, values: Values, seed: int, folder: str) -> None:
+            jobs.append(self._job(name, values, seed, f"{folder}-{seed}"))
+            taken.append(of_file(name, part, seed))
+            places.append((name, part))
+
         for seed in self.rules.test_seeds:
             for name, each in chosen.items():
-                jobs.append(self._job(name, each.to_target, seed, f"{TO_TARGET}-{seed}"))
-                places.append((name, "to_target"))
+                add(name, "to_target", each.to_target, seed, TO_TARGET)
                 if each.equal_budget != each.to_target:
-                    jobs.append(self._job(name, each.equal_budget, seed, f"{EQUAL_BUDGET}-{seed}"))
-                    places.append((name, "equal_budget"))
+                    add(name, "equal_budget", each.equal_budget, seed, EQUAL_BUDGET)
         self.bench.pace.total -= 2 * len(chosen) * len(self.rules.test_seeds) - len(jobs)
         found: dict[str, dict[str, list[Run]]] = {}
-        for (name, part), run in zip(places, self.bench.run_all(jobs), strict=True):
+        for (name, part), run in zip(places, self._done(jobs, taken), strict=True):
             if run is not None:
                 found.setdefault(name, {}).setdefault(part, []).append(run)
         for name, parts in found.items():
             if chosen[name].equal_budget == chosen[name].to_target:
-                parts["equal_budget"] = parts.get("to_target", [])
+                same = parts.get("to_target", [])
+                parts["equal_budget"] = [of_file(name, "equal_budget", run.seed) or run for run in same]
         return found
 
     def _take_seconds(self, chosen: Mapping[str, Chosen], found: Mapping[str, dict[str, list[Run]]]) -> None:
@@ -109,7 +133,7 @@ class Study:
         jobs = {}
         for name, parts in found.items():
             whole = next((run for run in parts.get("to_target", ()) if not run.broke_down), None)
-            if whole is not None:
+            if whole is not None and not whole.timed_alone:
                 jobs[name] = self._job(name, chosen[name].to_target, whole.seed, TIMING)
         if self.timed:
             self.bench.pace.total += len(jobs)

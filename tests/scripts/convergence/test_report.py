@@ -156,3 +156,11 @@ def test_a_damaged_summary_of_a_run_is_named(text, tmp_path):
     (tmp_path / "summary.json").write_text(text)
     with pytest.raises(UserError, match=r"summary\.json: no summary of a run \(.*remove the run's folder"):
         results.read_run(tmp_path, 1, "test_error")
+
+
+def test_results_that_are_taken_over_are_kept_and_the_folders_own_win(tmp_path):
+    other = ACCURACIES.model_copy(update={"target": 0.7})
+    Report(tmp_path, FULL).add("resnet8-128", other)
+    kept = Report(tmp_path, FULL, {"resnet8-128": ACCURACIES, "vit": ACCURACIES})
+    kept.add("autoencoder", ERRORS)
+    assert results.read(kept.path).tasks == {"autoencoder": ERRORS, "resnet8-128": other, "vit": ACCURACIES}

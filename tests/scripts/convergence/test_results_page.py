@@ -4,22 +4,37 @@ import pytest
 
 from scripts.convergence import results, results_page, tables
 from scripts.convergence.results_page import MARK
-from tests.scripts.convergence.made import RESULTS
+from tests.scripts.convergence.made import FULL, RESULTS
 from thor.runtime.errors import UserError
+
+CONTENDERS = {name: FULL.contenders[name] for name in ("adam", "muon")} | {
+    "thor": FULL.contenders["thor"].model_copy(update={"space": {}, "tuned_as": "adam"})
+}
+TARGET = FULL.target.model_copy(update={"set_by": ["adam"]})
+QUICK = FULL.quick.model_copy(update={"contenders": ["adam"]})
+#: Of these rules the autoencoder has every run.
+RULES = FULL.model_copy(
+    update={"contenders": CONTENDERS, "quick": QUICK, "target": TARGET, "trials": 3, "test_seeds": [1, 2, 3]}
+)
+MADE = RESULTS.model_copy(update={"rules": RULES})
 
 
 def test_the_page_has_tables_and_pictures_of_the_data_under_its_words(tmp_path):
-    results.write(RESULTS, tmp_path / results_page.DATA)
+    results.write(MADE, tmp_path / results_page.DATA)
     path = tmp_path / results_page.PAGE
     path.write_text(f"# Title\n\nWords.\n\n{MARK}\n\nold\n")
     assert not results_page.up_to_date(tmp_path)
     results_page.write(tmp_path)
     assert results_page.up_to_date(tmp_path)
     text = path.read_text()
-    assert text.startswith(f"# Title\n\nWords.\n\n{MARK}\n\nMeasured on: processor made up.\n\n## autoencoder\n\n")
-    for name, found in RESULTS.tasks.items():
-        assert tables.of_task(RESULTS.rules, name, found) in text
-        assert f"(benchmark-{name}.png)" in text and (tmp_path / f"benchmark-{name}.png").is_file()
+    begun = "resnet8-128 (2 of 6 trials, 4 of 18 runs with test seeds)"
+    assert text.startswith(
+        f"# Title\n\nWords.\n\n{MARK}\n\nMeasured on: processor made up.\n\n"
+        f"Begun, and not shown before the last run is done: {begun}.\n\n## autoencoder\n\n"
+    )
+    assert tables.of_task(RULES, "autoencoder", MADE.tasks["autoencoder"]) in text
+    assert "(benchmark-autoencoder.png)" in text and "## resnet8" not in text
+    assert [each.name for each in tmp_path.glob("*.png")] == ["benchmark-autoencoder.png"]
     results_page.write(tmp_path)
     assert path.read_text() == text
 

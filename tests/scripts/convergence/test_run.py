@@ -14,6 +14,7 @@ from scripts.settings.yaml_config import differences, load_config
 from tests.support.paths import ROOT
 from tests.support.waiting import wait_until
 
+PUBLISHED = ROOT / "docs" / "results" / "benchmark.json"
 PROGRAM = [sys.executable, str(ROOT / "scripts" / "convergence" / "run.py")]
 
 
@@ -29,6 +30,8 @@ def bench(*arguments, timeout=60):
         (["--task", "vit", "vit"], "--task: 'vit' is given twice"),
         (["--only", "adamw"], "--only: 'adamw' must be one of momentum, adam"),
         (["--rules", "nowhere.yaml"], "nowhere.yaml: no such file"),
+        (["--take", "nowhere.json"], "nowhere.json: no such file"),
+        (["--take", PUBLISHED], "benchmark.json: was made by other rules; give the --rules"),
         (
             ["--report-only", "--task", "vit", "--out", "nowhere"],
             "vit: momentum, adam, adafactor has not finished all trials, so that there is no target",
@@ -38,6 +41,14 @@ def bench(*arguments, timeout=60):
 def test_what_is_refused(arguments, words):
     job = bench(*arguments)
     assert job.returncode == 2 and words in job.stderr and "Traceback" not in job.stderr
+
+
+def test_results_of_another_machine_are_refused(tmp_path):
+    elsewhere = results.read(PUBLISHED).model_copy(update={"machine": {"processor": "another one"}})
+    results.write(elsewhere, tmp_path / "results.json")
+    small = ROOT / "scripts" / "convergence" / "rules_small.yaml"
+    job = bench("--take", tmp_path / "results.json", "--rules", small, "--report-only", "--out", tmp_path / "out")
+    assert job.returncode == 2 and "was measured on another machine (processor another one; here: proc" in job.stderr
 
 
 def test_the_plan_is_told_and_nothing_is_trained(tmp_path):

@@ -7,6 +7,7 @@ from scripts.convergence import rules
 from scripts.convergence.bench import Bench
 from scripts.convergence.measures import NoTargetError
 from scripts.convergence.study import Study
+from scripts.convergence.taken import NOTHING, Taken
 from tests.scripts.convergence.made import broken, run
 
 FULL = rules.load(rules.DEFAULT).model_copy(update={"trials": 3, "test_seeds": [1, 2]})
@@ -44,8 +45,8 @@ def by_trial(*trials, test=(9.0, 1.0)):
     return value
 
 
-def study(bench, names, fixed=SETTERS, folder="out", timed=False):
-    return Study(fixed, "autoencoder", names, rules.Path(folder), bench, timed)
+def study(bench, names, fixed=SETTERS, folder="out", timed=False, taken=NOTHING):
+    return Study(fixed, "autoencoder", names, rules.Path(folder), bench, timed, taken)
 
 
 def test_both_comparisons_take_their_own_trial_and_seeds_take_turns():
@@ -133,3 +134,21 @@ def test_a_report_of_unfinished_runs():
     assert [each.seed for each in found.contenders["adam"].to_target] == [1]
     with pytest.raises(NoTargetError, match="autoencoder: adam has not finished all trials"):
         study(Made(lambda job: None), ["adam"]).do()
+
+
+def test_runs_that_are_taken_over_are_not_trained():
+    """A contender that is added is trained alone; a search that differs has its runs with test seeds anew."""
+    value = by_trial([9.0, 9.0, 9.0, 4.0], [9.0, 4.0, 4.0, 4.05], None)
+    first = study(Made(value), ["adam", "thor"], timed=True).do()
+    bench = Made(value)
+    again = study(bench, ["adam", "thor", "thor_stop"], timed=True, taken=Taken(first.contenders)).do()
+    turns = [f"to-target-{seed}" if half else f"equal-budget-{seed}" for seed in (1, 2) for half in (True, False)]
+    assert bench.names == [f"thor_stop/{each}" for each in (*turns, "timing")]
+    assert bench.pace.done + len(bench.asked) == bench.pace.total
+    assert {name: again.contenders[name] for name in first.contenders} == first.contenders
+    adam = first.contenders["adam"]
+    other = adam.trials[0].model_copy(update={"values": {**adam.trials[0].values, "adam.beta1": 0.5}})
+    changed = adam.model_copy(update={"trials": [other, *adam.trials[1:]]})
+    bench = Made(value)
+    study(bench, ["adam"], taken=Taken({"adam": changed})).do()
+    assert bench.names == ["adam/trial-0", *(f"adam/{each}" for each in turns)]

@@ -1,0 +1,57 @@
+"""Runs that are taken over from a file of results, in place of training them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scripts.convergence import results
+from scripts.convergence.results import ContenderResult, Run, TaskResult, Trial
+from scripts.convergence.rules import Rules
+from thor.runtime.errors import UserError
+
+
+@dataclass(frozen=True)
+class Taken:
+    """The runs of one task in a file of results.
+
+    Attributes:
+        contenders: What the file has of each contender.
+    """
+
+    contenders: Mapping[str, ContenderResult]
+
+    def trial(self, name: str, index: int, values: Mapping[str, Any]) -> Run | None:
+        """A trial of these values; None if the file has no such run."""
+        trials = self._of(name).trials
+        return trials[index].run if index < len(trials) and trials[index].values == values else None
+
+    def tested(self, name: str, part: str, seed: int, searched_as: str, trials: Sequence[Trial]) -> Run | None:
+        """A run with a test seed, of ``part`` "to_target" or "equal_budget", chosen from the same trials; else None."""
+        if self._of(searched_as).trials != list(trials):
+            return None
+        runs: Sequence[Run] = getattr(self._of(name), part)
+        return next((run for run in runs if run.seed == seed), None)
+
+    def _of(self, name: str) -> ContenderResult:
+        return self.contenders.get(name, ContenderResult())
+
+
+#: No file: every run is trained.
+NOTHING = Taken({})
+
+
+def read(path: Path, rules: Rules, machine: Mapping[str, str]) -> dict[str, TaskResult]:
+    """The tasks of a file; UserError if its rules or its machine are others."""
+    found = results.read(path)
+    if found.rules != rules:
+        raise UserError(f"--take {path}: was made by other rules; give the --rules that it was made by")
+    if found.machine != machine:
+        theirs, ours = (", ".join(f"{key} {value}" for key, value in each.items()) for each in (found.machine, machine))
+        raise UserError(
+            f"--take {path}: was measured on another machine ({theirs}; here: {ours}), and seconds of two machines "
+            f"cannot be compared; train all runs here"
+        )
+    return found.tasks
