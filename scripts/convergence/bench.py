@@ -30,11 +30,12 @@ TRAIN = Path(__file__).resolve().parents[1] / "train.py"
 
 
 class Job(NamedTuple):
-    """A run to do: its folder, its configuration, and the metric that is read."""
+    """A run to do: its folder, its configuration, the metric that is read, and the run itself if it is known."""
 
     folder: Path
     settings: TrainSettings
     metric: str
+    known: Run | None = None
 
 
 class EndedEarlyError(Exception):
@@ -81,9 +82,9 @@ class Bench:
                 raise self.error or raised from None
 
     def run(self, job: Job) -> Run | None:
-        """Train, unless the run is finished; None if it is not and `read_only`."""
+        """Train, unless the run is known or finished; None if it is not and `read_only`."""
         folder, seed, settings = job.folder, job.settings.seed, _stored(job)
-        found = self.read(job)
+        found = self.read(job) if job.known is None else job.known
         if found is not None or self.read_only:
             self.pace.found()
             return found

@@ -111,18 +111,6 @@ class Results(Settings):
     tasks: dict[str, TaskResult]
 
 
-def counts(found: Results, task: str) -> tuple[int, int, int, int]:
-    """A task's finished trials and all that the rules ask for, its finished runs with test seeds and all of these.
-
-    A run that serves both comparisons counts twice.
-    """
-    fixed, of_task = found.rules, found.tasks[task].contenders.values()
-    trials = sum(len(each.trials) for each in of_task)
-    runs = sum(len(each.to_target) + len(each.equal_budget) for each in of_task)
-    all_trials = fixed.trials * len(fixed.tuned(task, list(fixed.contenders)))
-    return trials, all_trials, runs, 2 * len(fixed.contenders) * len(fixed.test_seeds)
-
-
 def read(path: Path) -> Results:
     """Read the file of all results."""
     try:

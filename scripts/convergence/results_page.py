@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from scripts.common.atomic_write import write_atomically  # noqa: E402
 from scripts.common.errors import run_program  # noqa: E402
-from scripts.convergence import picture, results, tables  # noqa: E402
+from scripts.convergence import picture, plan, results, tables  # noqa: E402
 from scripts.convergence.results import Results  # noqa: E402
 from thor.runtime.errors import UserError  # noqa: E402
 
@@ -28,17 +28,16 @@ DATA, PAGE = "benchmark.json", "benchmark.md"
 MARK = "<!-- What follows is written by scripts/convergence/results_page.py. -->"
 
 
-def finished(found: Results) -> list[str]:
-    """The tasks of which all runs are done."""
-    return [name for name in found.tasks if _left(found, name) is None]
-
-
-def _left(found: Results, task: str) -> str | None:
-    """What a task has so far; None if nothing is left to do."""
-    trials, all_trials, runs, all_runs = results.counts(found, task)
-    if (trials, runs) == (all_trials, all_runs):
-        return None
-    return f"{task} ({trials} of {all_trials} trials, {runs} of {all_runs} runs with test seeds)"
+def begun(found: Results) -> dict[str, str]:
+    """The tasks of which runs are left to do, each with what it has so far."""
+    whole, left = plan.plan(found.rules, list(found.tasks), list(found.rules.contenders)), {}
+    for name, task in found.tasks.items():
+        contenders = task.contenders.values()
+        trials = sum(len(each.trials) for each in contenders)
+        tests = sum(len(each.to_target) + len(each.equal_budget) for each in contenders)
+        if (trials, tests) != (whole[name].trials, whole[name].tests):
+            left[name] = f"{trials} of {whole[name].trials} trials, {tests} of {whole[name].tests} runs with test seeds"
+    return left
 
 
 def page(found: Results, before: str) -> str:
@@ -46,11 +45,14 @@ def page(found: Results, before: str) -> str:
     if MARK not in before:
         raise UserError(f"{PAGE}: lacks the line {MARK}")
     parts = [before.split(MARK)[0] + MARK, tables.measured_on(found)]
-    begun = [words for name in found.tasks if (words := _left(found, name)) is not None]
-    if begun:
-        parts.append(f"Begun, and not shown before the last run is done: {', '.join(begun)}.")
-    for name in finished(found):
-        each, title = found.tasks[name], found.rules.tasks[name].title
+    left = begun(found)
+    if left:
+        words = ", ".join(f"{name} ({has})" for name, has in left.items())
+        parts.append(f"Begun, and not shown before the last run is done: {words}.")
+    for name, each in found.tasks.items():
+        if name in left:
+            continue
+        title = found.rules.tasks[name].title
         parts += [f"## {name}", tables.of_task(found.rules, name, each), f"![{title}: its metric over seconds "
                   f"to the target, and over epochs at equal budget](benchmark-{name}.png)"]  # fmt: skip
     return "\n\n".join(parts) + "\n"
@@ -60,8 +62,10 @@ def write(folder: Path) -> None:
     """Write page and pictures of the data in a folder."""
     found, path = results.read(folder / DATA), folder / PAGE
     write_atomically(path, page(found, path.read_text(encoding="utf-8")))
-    for name in finished(found):
-        picture.draw(found, name, folder / f"benchmark-{name}.png")
+    left = begun(found)
+    for name in found.tasks:
+        if name not in left:
+            picture.draw(found, name, folder / f"benchmark-{name}.png")
 
 
 def up_to_date(folder: Path) -> bool:

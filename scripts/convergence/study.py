@@ -74,26 +74,17 @@ class Study:
 
     def _search(self, drawn: Mapping[str, Sequence[Values]]) -> dict[str, list[Trial]]:
         """Do the trials of each contender; of unfinished ones, only those before the first unfinished trial."""
-        jobs: list[Job] = []
-        taken: list[Run | None] = []
-        for name, trials in drawn.items():
-            for index, values in enumerate(trials):
-                jobs.append(self._job(name, values, self.rules.tuning_seed, f"trial-{index}"))
-                taken.append(self.taken.trial(name, index, values))
-        runs = iter(self._done(jobs, taken))
+        jobs = [
+            self._job(name, values, self.rules.tuning_seed, f"trial-{index}", self.taken.trial(name, index, values))
+            for name, trials in drawn.items()
+            for index, values in enumerate(trials)
+        ]
+        runs = iter(self.bench.run_all(jobs))
         found: dict[str, list[Trial]] = {}
         for name, trials in drawn.items():
             done = [(values, next(runs)) for values in trials]
             found[name] = [Trial(values=values, run=run) for values, run in done if run is not None]
         return found
-
-    def _done(self, jobs: Sequence[Job], taken: Sequence[Run | None]) -> list[Run | None]:
-        """The run of each job: one that is taken over, else it is trained."""
-        trained = iter(self.bench.run_all([job for job, run in zip(jobs, taken, strict=True) if run is None]))
-        for run in taken:
-            if run is not None:
-                self.bench.pace.found()
-        return [next(trained) if run is None else run for run in taken]
 
     def _test(
         self, chosen: Mapping[str, Chosen], trials: Mapping[str, Sequence[Trial]]
@@ -101,15 +92,13 @@ class Study:
         """Train all contenders with one test seed after the other, so that a slow phase of the machine meets all."""
         places: list[tuple[str, str]] = []
         jobs: list[Job] = []
-        taken: list[Run | None] = []
 
         def of_file(name: str, part: str, seed: int) -> Run | None:
             origin = self.rules.searched_as(name)
             return self.taken.tested(name, part, seed, origin, trials.get(origin, []))
 
         def add(name: str, part: str, values: Values, seed: int, folder: str) -> None:
-            jobs.append(self._job(name, values, seed, f"{folder}-{seed}"))
-            taken.append(of_file(name, part, seed))
+            jobs.append(self._job(name, values, seed, f"{folder}-{seed}", of_file(name, part, seed)))
             places.append((name, part))
 
         for seed in self.rules.test_seeds:
@@ -119,7 +108,7 @@ class Study:
                     add(name, "equal_budget", each.equal_budget, seed, EQUAL_BUDGET)
         self.bench.pace.total -= 2 * len(chosen) * len(self.rules.test_seeds) - len(jobs)
         found: dict[str, dict[str, list[Run]]] = {}
-        for (name, part), run in zip(places, self._done(jobs, taken), strict=True):
+        for (name, part), run in zip(places, self.bench.run_all(jobs), strict=True):
             if run is not None:
                 found.setdefault(name, {}).setdefault(part, []).append(run)
         for name, parts in found.items():
@@ -144,6 +133,6 @@ class Study:
             if timing is not None:
                 found[name]["to_target"] = [measures.timed_by(run, timing) for run in found[name]["to_target"]]
 
-    def _job(self, name: str, values: Values, seed: int, run: str) -> Job:
+    def _job(self, name: str, values: Values, seed: int, run: str, known: Run | None = None) -> Job:
         settings = search.settings(self.rules, self.task, name, values, seed)
-        return Job(self.folder / name / run, settings, self.rules.tasks[self.task].metric)
+        return Job(self.folder / name / run, settings, self.rules.tasks[self.task].metric, known)

@@ -10,6 +10,7 @@ from rich.console import Console
 from scripts.convergence import rules, search
 from scripts.convergence.bench import Bench, Job
 from scripts.convergence.pace import Pace
+from scripts.convergence.results import Run
 from scripts.settings.yaml_config import save_config
 from thor.runtime.errors import UserError
 
@@ -35,6 +36,13 @@ def finish(job, value=4.0):
 @pytest.fixture
 def bench():
     return Bench(1, Console(quiet=True))
+
+
+def test_a_run_that_is_known_is_not_trained(bench, tmp_path):
+    known = Run(seed=1)
+    asked = job(tmp_path, 1)._replace(known=known)
+    assert bench.run_all([asked]) == [known]
+    assert bench.pace.done == 1 and not asked.folder.exists()
 
 
 @pytest.mark.parametrize("broke_down", [False, True])
