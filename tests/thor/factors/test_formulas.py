@@ -120,9 +120,8 @@ def test_the_mean_is_the_largest_that_leaves_the_rest_positive_semi_definite():
     rows = tensor(7, 5)
     features, scale = with_bias(*formulas.dense_input(rows), True, by_rows=True)
     full = gram(features, scale, 6, True)[0, 0].asnumpy().astype(np.float64)
-    mean = (
-        formulas.scaled_mean_by_rows(features, formulas.weight_of_mean(scale, 7))[0, :, 0].asnumpy().astype(np.float64)
-    )
+    weight = formulas.weight_of_mean(scale, 7)
+    mean = formulas.scaled_mean_by_rows(features, weight)[0, :, 0].asnumpy().astype(np.float64)
     np.testing.assert_allclose(mean, [*rows.asnumpy().mean(0), 1.0], rtol=1e-5)
     lowest = np.linalg.eigvalsh(full - np.outer(mean, mean))[0]
     assert lowest > -1e-5
