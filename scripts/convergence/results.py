@@ -111,8 +111,8 @@ class Results(Settings):
     tasks: dict[str, TaskResult]
 
 
-def read(path: Path) -> Results:
-    """Read the file of all results."""
+def read(path: Path, cure: str = f"remove it: {ANEW}") -> Results:
+    """Read the file of all results; ``cure`` is what an error advises where it has something else."""
     try:
         return Results.model_validate_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -120,7 +120,7 @@ def read(path: Path) -> Results:
     except ValidationError as error:
         detail = error.errors()[0]
         where = ".".join(str(part) for part in detail["loc"])
-        raise UserError(f"{path}: {where}: {detail['msg']}; remove it: {ANEW}") from None
+        raise UserError(": ".join(filter(None, (str(path), where, detail["msg"]))) + f"; {cure}") from None
 
 
 def write(results: Results, path: Path) -> None:

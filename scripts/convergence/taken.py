@@ -45,7 +45,7 @@ NOTHING = Taken({})
 
 def read(path: Path, rules: Rules, machine: Mapping[str, str]) -> dict[str, TaskResult]:
     """The tasks of a file; UserError if its rules or its machine are others."""
-    found = results.read(path)
+    found = results.read(path, "--take takes a results.json of run.py")
     if found.rules != rules:
         raise UserError(f"--take {path}: was made by other rules; give the --rules that it was made by")
     if found.machine != machine:

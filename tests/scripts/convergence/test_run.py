@@ -31,6 +31,7 @@ def bench(*arguments, timeout=60):
         (["--only", "adamw"], "--only: 'adamw' must be one of momentum, adam"),
         (["--rules", "nowhere.yaml"], "nowhere.yaml: no such file"),
         (["--take", "nowhere.json"], "nowhere.json: no such file"),
+        (["--take", ROOT / "README.md"], "README.md: Invalid JSON: expected value at line 1 column 1; --take takes a"),
         (["--take", PUBLISHED], "benchmark.json: was made by other rules; give the --rules"),
         (
             ["--report-only", "--task", "vit", "--out", "nowhere"],
