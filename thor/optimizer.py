@@ -43,14 +43,14 @@ logger = logging.getLogger("thor")
 
 
 class THOR(nn.Optimizer):
-    r"""Second-order optimizer: Kronecker-factored curvature per layer, refreshed by the trace rule.
+    r"""Second-order optimizer: Kronecker-factored curvature of each layer, as inverses or as eigenbases.
 
     With damped inverses, the gradient of each captured layer is preconditioned,
     :math:`(G + gI)^{-1}\, dW\, (A + aI)^{-1}`, and handed to a first-order optimizer together with all other gradients.
     With eigenbases, Adam makes its step in the coordinates of the factors' eigenvectors, and no damping is needed.
-    Factors are gathered only at some steps. Inverses and eigenbases of a layer are refreshed even less often, and only
-    if the trace of its Fisher block has changed (:mod:`thor.curvature.trace_rule`). Use it through
-    :class:`thor.TrainStep`.
+    Factors are gathered only at some steps. Inverses and eigenbases are refreshed even less often. The trace rule
+    (:mod:`thor.curvature.trace_rule`) refreshes a layer only if the trace of its Fisher block has changed; it is on by
+    default with inverses. Use THOR through :class:`thor.TrainStep`.
 
     Args:
         net: the network. Its dense, convolution, embedding and, with ``norms``, normalisation layers are captured in

@@ -34,13 +34,14 @@ class Refresh(Settings):
         preset: A published rule, instead of `update` and `stop`.
         update: A layer refreshes if its trace has changed by more than this share.
         stop: A layer stops for good if its trace has changed by less than this share; 0 for never.
-        start: Update of the first candidate refresh that is tested; earlier ones always refresh.
+        start: Update from which candidate refreshes are tested; earlier ones always refresh. None for 0 with a constant
+            interval, else for the update at which the interval is as long as the average of the factors remembers.
     """
 
     preset: Literal["thor", "thor_stop", "thor_nt"] | None = None
     update: NonNegative | None = None
     stop: NonNegative | None = None
-    start: Annotated[int, Field(ge=0)] = 0
+    start: Annotated[int, Field(ge=0)] | None = None
 
     @model_validator(mode="after")
     def _complete(self) -> Refresh:

@@ -41,7 +41,8 @@ class RefreshRecord:
         step: step of the candidate refresh.
         layer: name of the layer.
         trace: trace of the layer's fresh, damped Fisher block.
-        change: its relative difference from the adopted trace; None if no block has been adopted yet.
+        change: its relative difference from the adopted trace; None if no block has been adopted yet, or one whose
+            trace is 0.
         decision: KEEP also for a layer that was to update but could not be inverted.
     """
 
@@ -61,11 +62,13 @@ class TraceRule:
         stop: relative trace change below which a layer stops for good. 0 means that no layer ever stops.
         start: step from which candidates are tested; at every earlier candidate all layers refresh. Between candidates
             that are only a few steps apart a trace hardly changes, and a test could stop layers that have yet to learn.
+            None means that THOR chooses: with a :class:`thor.GrowingInterval` the step at which the interval reaches
+            the memory of the factors' running average, 1 / (1 - factor_decay) steps; with any other interval 0.
     """
 
     update: float = 0.01
     stop: float = 0.001
-    start: int = 0
+    start: int | None = None
 
     def __post_init__(self) -> None:
         for name, value in (("update", self.update), ("stop", self.stop)):
@@ -74,15 +77,16 @@ class TraceRule:
             raise ValueError(
                 f"refresh threshold stop must be at most update, but got stop={self.stop} > update={self.update}"
             )
-        check_int("refresh start", self.start, 0, hint="; it is the step of the first test")
+        if self.start is not None:
+            check_int("refresh start", self.start, 0, hint="; it is the step of the first test")
 
     @classmethod
-    def thor(cls, start: int = 0) -> TraceRule:
+    def thor(cls, start: int | None = None) -> TraceRule:
         """The paper's THOR: (0.01, 0), refresh by trace, never stop."""
         return cls(update=0.01, stop=0.0, start=start)
 
     @classmethod
-    def thor_stop(cls, start: int = 0) -> TraceRule:
+    def thor_stop(cls, start: int | None = None) -> TraceRule:
         """The paper's THOR_stop: (0.01, 0.001)."""
         return cls(update=0.01, stop=0.001, start=start)
 
@@ -93,11 +97,14 @@ class TraceRule:
 
     def at(self, step: int) -> TraceRule:
         """The rule for a candidate at ``step``: this one from ``start`` on, :meth:`thor_nt` before."""
-        return self if step >= self.start else TraceRule.thor_nt()
+        return self if step >= (self.start or 0) else TraceRule.thor_nt()
 
     def decide(self, adopted: float | None, fresh: float) -> tuple[Decision, float | None]:
-        """The decision and the relative change, from the adopted and the fresh damped trace (both positive)."""
-        if adopted is None:
+        """The decision and the relative change, from the adopted and the fresh damped trace (neither is negative).
+
+        An adopted trace of 0, of a layer that no gradient had reached, has nothing to compare with.
+        """
+        if not adopted:
             return Decision.UPDATE, None
         change = abs(fresh - adopted) / adopted
         if self.update == 0 or change > self.update:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from first_order.checks import at_least_0, below_1, check_int, flag, number
@@ -12,7 +12,7 @@ from thor.curvature.damping import Damping
 from thor.curvature.trace_rule import TraceRule
 from thor.factors.blocks import BlockPlan
 from thor.profile.profile_file import Profile
-from thor.settings.gathering import default_factor_interval
+from thor.settings.gathering import default_factor_interval, default_first_test
 from thor.settings.kinds import INVERSE
 from thor.settings.schedules import HostSchedule, RelativeDamping
 
@@ -126,13 +126,16 @@ def read_options(
             f"but got {clip!r}"
         )
     relative = isinstance(damping, RelativeDamping)
+    decay = below_1("factor_decay", factor_decay)
+    if refresh.start is None:
+        refresh = replace(refresh, start=default_first_test(interval, decay))
     return Options(
         kind=kind,
         damping=None if damping is None else HostSchedule("damping", damping.share if relative else damping),
         relative=relative,
         interval=HostSchedule("interval", interval, low=1, above=False, integer=True),
         factor_interval=gather,
-        factor_decay=below_1("factor_decay", factor_decay),
+        factor_decay=decay,
         refresh=refresh,
         plan=block_plan(DEFAULT_BLOCK_SIZE if auto else block_size, split, rank),
         auto=auto,

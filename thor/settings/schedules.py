@@ -107,6 +107,12 @@ class GrowingInterval:
     def __call__(self, step: int) -> int:
         return int(min(self.end, self.start + (self.factor - 1) * step))
 
+    def step_of(self, length: float) -> int:
+        """The first step whose interval is ``length`` or longer; that of the longest interval if none is so long."""
+        if self.start >= min(length, self.end) or self.factor == 1:
+            return 0
+        return math.ceil((min(length, self.end) - self.start) / (self.factor - 1))
+
 
 def _check_positive(owner: object, *names: str) -> None:
     for name in names:

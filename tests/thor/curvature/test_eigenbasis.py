@@ -178,6 +178,19 @@ def test_a_direction_without_curvature_takes_no_step():
     assert np.abs(after[:, 1:] - before[:, 1:]).min() > 1e-3
 
 
+def test_a_layer_behind_weights_of_zero_begins_when_a_gradient_reaches_it():
+    """At the first step its G is zero, and so is its trace, which the second candidate must not divide by."""
+    net = Mlp()
+    ops.assign(net.layers[1].weight, ops.zeros_like(net.layers[1].weight))
+    before = values(net)
+    _, step = make(net)
+    step(*batch())
+    np.testing.assert_array_equal(values(net)["layers.0.weight"], before["layers.0.weight"])
+    losses = [float(step(*batch())) for _ in range(3)]
+    assert losses == sorted(losses, reverse=True)
+    assert not np.array_equal(values(net)["layers.0.weight"], before["layers.0.weight"])
+
+
 def test_bases_are_orthonormal_and_padding_has_none():
     rng = np.random.default_rng(0)
     rows = rng.standard_normal((4, 9, 5)).astype(np.float32)

@@ -32,6 +32,12 @@ def test_the_first_candidate_always_updates():
         assert rule.decide(None, 1.0) == (Decision.UPDATE, None)
 
 
+@pytest.mark.parametrize("rule", [TraceRule(), TraceRule.thor_nt()])
+@pytest.mark.parametrize("fresh", [0.0, 1.0])
+def test_a_block_without_a_trace_has_nothing_to_compare_with(rule, fresh):
+    assert rule.decide(0.0, fresh) == (Decision.UPDATE, None)
+
+
 def test_both_boundaries_belong_to_keep():
     rule = TraceRule(update=0.5, stop=0.25)  # powers of two: the changes below are exact
     assert rule.decide(1.0, 1.5) == (Decision.KEEP, 0.5)

@@ -73,7 +73,16 @@ def test_an_interval_never_shrinks_and_stays_in_its_bounds(start, more, factor, 
     assert interval(0) == start
 
 
+@given(st.integers(1, 50), st.integers(0, 500), st.floats(1.001, 3), st.integers(1, 600))
+def test_the_step_of_a_length_is_the_first_with_an_interval_so_long(start, more, factor, length):
+    interval = thor.GrowingInterval(start, start + more, factor)
+    first, reached = interval.step_of(length), min(length, start + more)
+    assert interval(first + 1) >= reached  # one step of slack for rounding
+    assert first == 0 or interval(first - 2 if first > 1 else 0) < reached
+
+
 def test_a_factor_of_one_is_a_constant_interval():
+    assert thor.GrowingInterval(7, 100, 1.0).step_of(50) == 0
     assert {thor.GrowingInterval(7, 100, 1.0)(step) for step in range(1000)} == {7}
 
 

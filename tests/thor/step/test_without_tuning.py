@@ -73,6 +73,37 @@ def test_a_layer_that_no_gradient_has_reached_takes_no_step_and_later_a_finite_o
     assert not np.array_equal(later["layers.0.weight"], before["layers.0.weight"])
 
 
+@pytest.mark.parametrize("options", [{}, {"damping": 0.1, "interval": thor.GrowingInterval(1, 100, 1.1)}])
+def test_candidates_that_are_a_few_steps_apart_stop_no_layer(options):
+    """One batch and no rate: no trace changes. The rule would stop each layer at its first test."""
+    net = Mlp()
+    optimizer = thor.THOR(net, 0.0, precondition="inverse", **options)
+    step = thor.TrainStep(net, squared_error, optimizer)
+    for _ in range(4):
+        step(*batch())
+    assert {record.decision.value for record in optimizer.history} == {"update"}
+    assert len(optimizer.history) == 8
+
+
+@pytest.mark.parametrize(
+    ("interval", "decay", "start", "first"),
+    [
+        (None, None, None, 190),  # 1 + 0.1 * 190 is 20, the memory of an average with the decay 0.95
+        (thor.GrowingInterval(1, 100, 1.1), 0.9, None, 90),
+        (thor.GrowingInterval(1, 100, 1.1), 0.0, None, 0),
+        (thor.GrowingInterval(1, 10, 1.5), 0.95, None, 18),  # it never remembers as far: where the interval is longest
+        (thor.GrowingInterval(30, 300, 1.5), 0.95, None, 0),
+        (1, 0.95, None, 0),
+        (lambda step: 1 + step, 0.95, None, 0),
+        (thor.GrowingInterval(1, 100, 1.1), 0.95, 7, 7),
+        (thor.GrowingInterval(1, 100, 1.1), 0.95, 0, 0),
+    ],
+)
+def test_the_rule_tests_from_where_the_interval_is_as_long_as_the_average_remembers(interval, decay, start, first):
+    given = {"interval": interval, "factor_decay": decay, "refresh": thor.TraceRule.thor_stop(start=start)}
+    assert thor.THOR(Mlp(), 0.1, precondition="inverse", **given).options.refresh == thor.TraceRule.thor_stop(first)
+
+
 def test_what_is_left_out_is_chosen_by_the_damping():
     def options(**given):
         return thor.THOR(Mlp(), 0.1, **given).options
