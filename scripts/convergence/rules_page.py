@@ -26,9 +26,8 @@ SMALL = rules.DEFAULT.with_name("rules_small.yaml")
 WORDS = """\
 # The rules of the benchmark
 
-`scripts/convergence/run.py` compares optimizers by rules that are fixed before its first run. They are data, in
-`scripts/convergence/rules.yaml`, and this page is made from that file. No setting is changed after the first run with
-a test seed. If a bug forces a change, everything is run again. The result is published however it comes out.
+`scripts/convergence/run.py` compares optimizers by rules that are fixed before the first run with a test seed. They are
+data, in `scripts/convergence/rules.yaml`, and this page is made from that file. No setting is changed afterwards. If a bug forces a change, everything is run again. The result is published however it comes out.
 
 ## The search
 
@@ -42,8 +41,8 @@ a test seed. If a bug forces a change, everything is run again. The result is pu
   searched.
 - {sharers} takes over the values of {shared}. The two differ in the trace rule only.
 - Two trials of each search are kept: the one that reaches the target in the fewest epochs, and the one with the best
-  final value. If no trial reaches the target, the second one is taken for the first. Of equal trials the earlier one
-  counts.
+  final value. If no trial reaches the target, the one with the best final value takes both places. Of equal trials
+  the earlier one counts.
 
 ## The target
 
@@ -86,6 +85,9 @@ Both comparisons also tell the peak memory of the process, and how many inverses
   anew, for its eigenbases had not been orthogonal in directions without curvature.
 - K-FAC is this project's own code with whole factors, and so are all the optimizers. Tests compare Adam, Adafactor and
   Muon with PyTorch's.
+- Adam's and Momentum's weight decay is coupled, that of Muon, SOAP and THOR is decoupled. AdamW takes no part.
+- SOAP renews its eigenbases at every tenth step, its authors' default. THOR renews them at every step at first, and
+  at every hundredth later. Neither interval is searched.
 - Few trials and a few seeds leave chance a part. The pictures' bands show how large it is.
 
 """
