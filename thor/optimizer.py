@@ -135,16 +135,16 @@ class THOR(nn.Optimizer):
         # unregistered, because the network saves its weights itself; `inner` is registered last, after the state
         set_unregistered(self, network=net, weights=tuple(moving.parameters))
         refuse_attached(net, self.weights)
-        targets = self._targets()
-        self._profile_path = auto.cache_file(targets, method.method) if self.options.auto else None
-        if self._profile_path is not None:
-            self._take_profile(auto.cached(self._profile_path))
         self.ranks = ranks_of_context(sharing)
         if self.ranks is not None and self.options.auto:
             raise ValueError(
                 "block_size='auto' measures this process's machine, and ranks could choose differently: run "
                 "`thor profile` once and give the path of its profile"
             )
+        targets = self._targets()
+        self._profile_path = auto.cache_file(targets, method.method) if self.options.auto else None
+        if self._profile_path is not None:
+            self._take_profile(auto.cached(self._profile_path))
         self._capture(targets, method, initial_scale)
         self.inner = moving
         self._move: Callable[[tuple[Tensor, ...]], Tensor] | None = None
@@ -191,8 +191,11 @@ class THOR(nn.Optimizer):
             plan = profile.plan(self.options.plan.split, self.options.plan.rank)
             self.options = replace(self.options, plan=plan, auto=False)
 
-    def profile_blocks(self, loss_fn: Any, inputs: tuple[Any, ...]) -> None:
-        """Choose the block size on a first batch (``block_size="auto"``), and capture the layers anew with it."""
+    def profile_blocks(self, forward: Callable[..., Any], inputs: tuple[Any, ...]) -> None:
+        """Choose the block size on a first batch (``block_size="auto"``), and capture the layers anew with it.
+
+        ``forward`` is the loss of the batch.
+        """
         assert self._profile_path is not None
         method = self.refresher.method
         with left_as_found(self.network):
@@ -201,7 +204,7 @@ class THOR(nn.Optimizer):
             found = find_targets(self.network, optimized={id(weight) for weight in self.weights})[0]
             others = [f"^{re.escape(t.name)}$" for t in found if t.name not in names]
             profile = auto.profile_for_training(
-                self.network, loss_fn, inputs, self._profile_path, others, method.method
+                self.network, forward, inputs, self._profile_path, others, method.method
             )
         self._take_profile(profile)
         self._capture(self._targets(), method, self.own_state.loss_scale)

@@ -72,14 +72,16 @@ class Refreshing:
     def adopt_if_due(self) -> bool:
         """Adopt what the last candidate refresh has made; True if there was something.
 
-        After a load it is made anew.
+        It is made anew after a load, and if another step of the same optimizer began it.
         """
         state = self.optimizer.own_state
         if not state.adopts_now:
             return False
-        candidate = self._pending or self._begun(state.candidate_step, beside=False)
-        self._pending = None
-        self._finish(candidate)
+        step, pending, self._pending = state.candidate_step, self._pending, None
+        if pending is not None and pending.step == step:
+            self._finish(pending)
+        elif self.layers:
+            self._finish(self._begun(step, beside=False))
         state.adopted()
         return True
 

@@ -35,8 +35,12 @@ def shared_settings(optimizer: THOR | PlainOptimizer, accumulate: int) -> dict[s
         }
         | {f"{name} of inner": _numbers(getattr(inner, name, None)) for name in _OF_INNER}
         | {"groups of inner": [{k: _numbers(v) for k, v in each.items() if k != "params"} for each in groups]}
-        | ({} if isinstance(optimizer, PlainOptimizer) else _of_thor(optimizer))
+        | (_of_plain(optimizer) if isinstance(optimizer, PlainOptimizer) else _of_thor(optimizer))
     )
+
+
+def _of_plain(optimizer: PlainOptimizer) -> dict[str, Any]:
+    return {"clip_norm": optimizer.clip_norm, "max_bad_steps": optimizer.max_bad_steps}
 
 
 def _of_thor(optimizer: THOR) -> dict[str, Any]:
@@ -44,9 +48,10 @@ def _of_thor(optimizer: THOR) -> dict[str, Any]:
     return {name: getattr(options, name) for name in _OF_OPTIONS} | {
         "next_refresh": int(state.next_refresh.asnumpy()[0]),
         "next_gather": int(state.next_gather.asnumpy()[0]),
-        "renewal": state.candidate_step,
+        "candidate": state.candidate_step,
         "stopped layers": state.status.asnumpy().tolist(),
         "block plan": state.plan.asnumpy().tobytes(),
+        "weight_sharing": [layer.sharing for layer in optimizer.captured],
         "sharing": None if optimizer.ranks is None else optimizer.ranks.sharing,
         "interval": int(options.interval(step)),
         "factor_interval": options.gather_interval(step),

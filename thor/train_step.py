@@ -36,7 +36,7 @@ from thor.shared_settings import shared_settings
 from thor.step.accumulation import Accumulators
 from thor.step.diagnose import first_bad_layer, likely_cause, stop_message
 from thor.step.differentiated import Differentiated
-from thor.step.forward import Forward, examples_of
+from thor.step.forward import Forward, examples_of, further
 from thor.step.graphs import StepGraphs
 from thor.step.layer_update import no_more_parameters
 from thor.step.micro_batches import MicroBatches
@@ -162,6 +162,8 @@ class TrainStep(nn.Cell):
         The kinds are "plain" and "curvature", as soon as there was such a step, and "refresh" for the bytes that the
         last refresh sent in addition to its curvature step.
         """
+        if not self._bound:
+            return {}
         across, ranks = self.update.across, self.control.ranks
         each = 0 if across is None else across.bytes
         sent = {kind: count + each for kind, count in self.step_graphs.message_bytes.items()}
@@ -183,6 +185,7 @@ class TrainStep(nn.Cell):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Make one step, or one micro-batch of it, and return the unscaled loss, or (loss, aux) with ``has_aux``."""
         inputs, gathering = self._start(args, kwargs)
+        self._read_functions()
         step = self._accumulated_step if self.accumulate > 1 else self._single_batch_step
         with self._clear_errors(inputs):
             loss, finite, *aux = step(gathering, self._scale(), *inputs)
@@ -194,7 +197,7 @@ class TrainStep(nn.Cell):
             self.control.own_state.count_later(partial(self._end_later, finite, inputs))
         else:
             self._end(finite, gathering, inputs)
-        return (loss, _aux(aux[0])) if aux else loss
+        return (loss, further(aux[0])) if aux else loss
 
     def differentiate(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Differentiated:
         """The first half of a step: loss and gradients of a batch, with fresh statistics if they are due."""
@@ -205,10 +208,11 @@ class TrainStep(nn.Cell):
             (loss, finite, *values), aux = self._without_aux(run(scale, *inputs))
         self._note_storage(gathering)
         statistics = tuple(values[count:]) if gathering else None
-        return Differentiated(inputs, scale, loss, finite, tuple(values[:count]), statistics, tuple(map(_aux, aux)))
+        return Differentiated(inputs, scale, loss, finite, tuple(values[:count]), statistics, tuple(map(further, aux)))
 
     def move(self, found: Differentiated, gradients: Sequence[Tensor]) -> Tensor:
         """The second half of a step: refresh if it is due, and move the weights by these gradients."""
+        self._read_functions()
         loss = found.loss
         if found.statistics is not None:
             loss, finite = self._refresh_and_apply(found.scale, loss, found.finite, *gradients, *found.statistics)
@@ -218,6 +222,11 @@ class TrainStep(nn.Cell):
         self._end(finite, found.statistics is not None, found.inputs)
         return loss
 
+    def _read_functions(self) -> None:
+        """Read hyper-parameters that are functions, once for each step that moves the weights."""
+        if isinstance(self.control.inner, FirstOrder) and (self.accumulate == 1 or self.micro_batches.begins):
+            self.control.inner.prepare()
+
     def _start(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], bool]:
         """Bind the batch and prepare the step; also whether it gathers factors."""
         inputs = self.forward_pass.bind(args, kwargs)
@@ -225,7 +234,7 @@ class TrainStep(nn.Cell):
         if control.own_state.uncounted and (self._state_watch.moved or not self._ahead.launches):
             control.own_state.settle()
         if self._chooses_blocks:
-            control.profile_blocks(self.loss_fn, inputs)
+            control.profile_blocks(self.forward_pass.loss_alone(), inputs)
             self._bind()
         self._before_step()
         if self._refreshing is None or not control.own_state.gathers_now:
@@ -270,15 +279,13 @@ class TrainStep(nn.Cell):
             raise TypeError(complaint) from error
 
     def _before_step(self) -> None:
-        """Notice loaded or changed state, check the network, and prepare the inner optimizer."""
+        """Notice loaded or changed state, check the network, and write the learning rate."""
         control = self.control
         self._notice_changes()
         if not self._state_watch.noted and control.ranks is not None:  # ranks may have loaded different checkpoints
             same_everywhere(control.ranks, shared_settings(control, self.accumulate))
             moments = control.inner.get_parameters()
             same_values(control.ranks, {id(p): p for p in (*control.inner.parameters, *moments)}.values())
-        if isinstance(control.inner, FirstOrder) and (self.accumulate == 1 or self.micro_batches.begins):
-            control.inner.prepare()
         self._moving.before_step()
         self._rates.before_step()
         if isinstance(control, THOR):
@@ -379,8 +386,7 @@ class TrainStep(nn.Cell):
             forget_compiled_construct(inner)
             if self.accumulate > 1 and not self._sums_watch.moved:
                 self.micro_batches.begin_anew()  # the sums were not loaded and belong to a lost step
-        if not self._state_watch.noted:
-            self.update.renew_groups(loaded=True)
+        self.update.renew_groups(loaded=not self._state_watch.noted)  # another step may have adopted new caches
         unfrozen = next((p.name for p in self._not_optimized if p.requires_grad), None)
         if unfrozen is not None:
             raise RuntimeError(
@@ -389,8 +395,3 @@ class TrainStep(nn.Cell):
             )
         graphs.scale_loss(control.scaled)
         graphs.follow_flags()
-
-
-def _aux(values: tuple[Any, ...]) -> Any:
-    """Further outputs: one as it is, several as a tuple."""
-    return values[0] if len(values) == 1 else values

@@ -40,6 +40,7 @@ from scripts.common.arguments import count, seed
 from scripts.common.atomic_write import write_atomically
 from scripts.data import fashion_mnist
 from thor.factors.blocks import SPLITS
+from thor.profile.gather import loss_of
 from thor.profile.measure import Task, measure
 from thor.profile.profile_file import Profile
 
@@ -188,8 +189,8 @@ def profile(net: nn.Cell, work: Work, data: list[np.ndarray], sizes: list[int]) 
         (Tensor(data[0][i * work.batch : (i + 1) * work.batch]), Tensor(data[1][i * work.batch : (i + 1) * work.batch]))
         for i in range(4)
     ]
-    task = Task(net=net, loss_fn=work.loss, batches=lambda: iter(batches), dims=sizes, damping=work.damping,
-                describe={"batches": 4, "source": "training"})  # fmt: skip
+    task = Task(net=net, forward=loss_of(net, work.loss), batches=lambda: iter(batches), dims=sizes,
+                damping=work.damping, describe={"batches": 4, "source": "training"})  # fmt: skip
     return measure(task)
 
 

@@ -27,7 +27,8 @@ WORDS = """\
 # The rules of the benchmark
 
 `scripts/convergence/run.py` compares optimizers by rules that are fixed before the first run with a test seed. They are
-data, in `scripts/convergence/rules.yaml`, and this page is made from that file. No setting is changed afterwards. If a bug forces a change, everything is run again. The result is published however it comes out.
+data, in `scripts/convergence/rules.yaml`, and this page is made from that file. No setting is changed afterwards. If a
+bug forces a change, everything that it concerns is run again. The result is published however it comes out.
 
 ## The search
 

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from mindspore import Tensor, nn, ops
 
+import first_order
 import thor
 from tests.support.networks import Mlp, batch, squared_error, values
 
@@ -182,6 +183,55 @@ def test_calls_that_cannot_work_are_refused():
         thor.value_and_grad(squared_error, net.trainable_params())
     with pytest.raises(TypeError, match="forward must be a function of a batch, but got 3"):
         thor.value_and_grad(3, optimizer)
+
+
+def test_inputs_that_cannot_reach_the_compiled_function_are_refused():
+    net = Mlp()
+    optimizer = thor.THOR(net, 0.05, 0.1)
+
+    def forward(x, y, *, weight=1.0):
+        return weight * squared_error(net(x), y)
+
+    grad_fn = thor.value_and_grad(forward, optimizer, jit=False)
+    x, y = batch()
+    with pytest.raises(TypeError, match="forward: input 'weight' has no position"):
+        grad_fn(x, y, weight=2.0)
+    with pytest.raises(ValueError, match=r"the batch is empty: input 0 has shape \(0, 5\)"):
+        grad_fn(x[:0], y=y[:0])
+    loss, _ = grad_fn(x, y=y)
+    assert float(loss) == float(squared_error(net(x), y))
+
+
+def test_a_loss_that_is_no_number_is_told_as_what_forward_returns():
+    net = Mlp()
+    grad_fn = thor.value_and_grad(lambda x, y: (net(x), y), thor.THOR(net, 0.05, 0.1), jit=False)
+    with pytest.raises(TypeError, match="forward must return the loss alone"):
+        grad_fn(*batch())
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_hyper_parameter_that_is_a_function_is_read_once_a_step(inside):
+    """THOR's inner optimizer, or an optimizer by itself; a call that gives gradients alone reads nothing."""
+    net, read = Mlp(), []
+
+    def rate():
+        read.append(0.1 / (1 + len(read)))
+        return read[-1]
+
+    optimizer = first_order.Momentum(net.trainable_params(), rate, alpha=0.9)
+    if inside:
+        optimizer = thor.THOR(net, None, 0.1, inner=optimizer)
+    made = len(read)
+
+    def forward(x, y):
+        return squared_error(net(x), y)
+
+    grad_fn = thor.value_and_grad(forward, optimizer)
+    grad_fn(*batch())
+    for _ in range(3):
+        _, gradients = grad_fn(*batch())
+        optimizer(gradients)
+    assert len(read) - made == 3
 
 
 def test_the_optimizer_answers_as_an_nn_optimizer_does():

@@ -172,6 +172,40 @@ def test_a_loop_of_ones_own_adopts_too(accelerator):
         optimizer(gradients)
 
 
+def test_two_functions_that_take_turns_are_one(accelerator, monkeypatch):
+    """Each has a refreshing, and groups of layers, of its own; what one adopts the other steps by."""
+    monkeypatch.setattr(device, "spares_kernels", lambda: True)
+
+    def trained(count):
+        net, optimizer, _ = trainer(interval=6, factor_interval=3, refresh=thor.TraceRule.thor_nt())
+
+        def forward(x, y):
+            return squared_error(net(x), y)
+
+        functions = [thor.value_and_grad(forward, optimizer) for _ in range(count)]
+        losses = []
+        for at in range(16):
+            loss, gradients = functions[at // 2 % count](*batch(seed=at))
+            optimizer(gradients)
+            losses.append(loss.asnumpy().tobytes())
+        return losses, bases(optimizer)
+
+    (one, of_one), (two, of_two) = trained(1), trained(2)
+    assert one == two
+    assert all((mine == yours).all() for mine, yours in zip(of_one, of_two, strict=True))
+
+
+def test_what_is_to_be_adopted_while_every_layer_is_frozen_is_dropped(accelerator):
+    net, optimizer, step = trainer(refresh=thor.TraceRule.thor_nt())
+    train(step, range(2))
+    optimizer.load({each["name"]: ms.Parameter(each["data"]) for each in optimizer.state()})
+    for weight in net.trainable_params():
+        weight.requires_grad = False
+    before = bases(optimizer)
+    train(step, range(2, 6))
+    assert all((mine == yours).all() for mine, yours in zip(before, bases(optimizer), strict=True))
+
+
 def test_a_cpu_refreshes_at_once():
     _, optimizer, step = trainer()
     assert changes(optimizer, step, range(4)) == [0]

@@ -116,6 +116,7 @@ class ProfileSettings:
     def task(self) -> Task:
         """What to measure: the network, its data and its loss, made from their names."""
         from thor.cli import network_argument
+        from thor.profile.gather import loss_of
         from thor.profile.measure import Task
 
         net = network_argument.build_network(self.network, self.classes)
@@ -124,7 +125,8 @@ class ProfileSettings:
             self.loss == "squared-error", self.seed,
         )  # fmt: skip
         return Task(
-            net=net, loss_fn=network_argument.build_loss(self.loss), batches=batches, dims=self.block_sizes(),
+            net=net, forward=loss_of(net, network_argument.build_loss(self.loss)), batches=batches,
+            dims=self.block_sizes(),
             threshold=self.threshold, rank=self.rank, damping=self.damping, skip=tuple(self.skip or ()),
             memory=self.held_bytes(), inverse=EIGH if self.precondition == EIGENBASIS else self.inverse,
             describe=self.description(source),
@@ -164,7 +166,7 @@ def profile(
     name = _start_device(settings)
     task = settings.task()
     _check_batches(task, settings.batches)
-    _try_network(task)
+    _try_network(task, settings.loss)
     say(f"profiling {settings.network} on {name}; at most {task.memory / GIB:.1f} GiB held")
     found = _measure(task, settings.out, unfinished)
     report.show(found, console, settings.interval, settings.budget)
@@ -211,25 +213,26 @@ def _check_batches(task: Task, asked: int) -> None:
         raise UserError(f"--batches {asked}: the data has {there} only")
 
 
-def _try_network(task: Task) -> None:
-    """One forward pass, so that a wrong shape is reported before anything is measured."""
+def _try_network(task: Task, loss: str) -> None:
+    """One forward pass up to the loss, so that a wrong shape is reported before anything is measured."""
+    from thor.cli.network_argument import build_loss
+
     *inputs, targets = next(task.batches())
     task.net.set_train(False)  # normalisation layers keep their statistics
     shapes = " and ".join(str(tuple(item.shape)) for item in inputs)
     output = _computed(partial(task.net, *inputs), f"the network does not take an input of shape {shapes}")
-    if task.loss_fn is not None:
-        if hasattr(output, "shape"):
-            refusal = (
-                f"the loss does not take outputs of shape {output.shape} with targets of shape "
-                f"{tuple(targets.shape)} (see --loss and --classes)"
-            )
-        else:
-            found = f"{len(output)} outputs" if isinstance(output, (tuple, list)) else f"a {type(output).__name__}"
-            refusal = (
-                f"the network returns {found}, and the loss takes one tensor: profile a Cell that returns only the "
-                f"output to train on, or give --loss module:callable that takes what it returns"
-            )
-        _computed(partial(task.loss_fn, output, targets), refusal)
+    if hasattr(output, "shape"):
+        refusal = (
+            f"the loss does not take outputs of shape {output.shape} with targets of shape "
+            f"{tuple(targets.shape)} (see --loss and --classes)"
+        )
+    else:
+        found = f"{len(output)} outputs" if isinstance(output, (tuple, list)) else f"a {type(output).__name__}"
+        refusal = (
+            f"the network returns {found}, and the loss takes one tensor: profile a Cell that returns only the "
+            f"output to train on, or give --loss module:callable that takes what it returns"
+        )
+    _computed(partial(build_loss(loss), output, targets), refusal)
 
 
 def _computed(compute: Callable[[], Any], refusal: str) -> Any:

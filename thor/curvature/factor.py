@@ -91,6 +91,11 @@ class FactorEstimate:
         """Uses of the layer in one forward pass, on the average."""
         return float(self.uses.asnumpy()[0])
 
+    @property
+    def divisor(self) -> float:
+        """What sums over the uses are divided by: their number, or 1 for a layer without uses, whose sums are zero."""
+        return self.count or 1.0
+
     def sums(self) -> np.ndarray:
         """The trace of each copy's estimate without ``scale``, [c] float64: with the entry of a separate bias.
 
@@ -98,7 +103,7 @@ class FactorEstimate:
         """
         traces: np.ndarray = np.einsum("cnii->c", self.blocks.asnumpy(), dtype=np.float64)
         if self.cut.bias_apart:
-            traces += self.beside.asnumpy()[:, -1, 0].astype(np.float64) ** 2 / self.count
+            traces += self.beside.asnumpy()[:, -1, 0].astype(np.float64) ** 2 / self.divisor
         return traces
 
     def traces(self) -> np.ndarray:
@@ -218,7 +223,7 @@ def low_rank_part(factor: FactorEstimate) -> np.ndarray | None:
         return None
     beside = factor.beside.asnumpy().astype(np.float64)
     if factor.cut.split == "block+mean":
-        return beside.transpose(0, 2, 1) * np.sqrt(factor.scale / factor.count)
+        return beside.transpose(0, 2, 1) * np.sqrt(factor.scale / factor.divisor)
     beside, probe = factor.scale * beside, factor.probe.asnumpy().astype(np.float64)
     w = probe.transpose(0, 2, 1) @ beside
     values, vectors = np.linalg.eigh((w + w.transpose(0, 2, 1)) / 2)

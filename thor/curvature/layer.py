@@ -136,7 +136,8 @@ class Layer(ABC):
         False also for a layer with a constant input: a compiled graph does not call the port of a constant, so that
         A is unknown.
         """
-        return all(factor.count > MIN_USES for factor in (self.a, self.g))
+        counted = (self.a,) if self.kind == "tied" else (self.a, self.g)  # G of a tied table counts its Fisher's trace
+        return all(factor.count > MIN_USES for factor in counted)
 
     def _mean_over_uses(self) -> float:
         """A is the mean over the uses."""

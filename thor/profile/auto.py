@@ -53,12 +53,15 @@ def cached(path: Path) -> Profile | None:
 
 
 def profile_for_training(
-    net: nn.Cell, loss_fn: Callable[..., Any] | None, inputs: tuple[Tensor, ...], path: Path, skip: Sequence[str],
+    net: nn.Cell, forward: Callable[..., Any], inputs: tuple[Tensor, ...], path: Path, skip: Sequence[str],
     inverse: str,
 ) -> Profile:  # fmt: skip
-    """Profile a network without ports on one batch, show progress on standard error, and save the profile."""
+    """Profile a network without ports on one batch, show progress on standard error, and save the profile.
+
+    ``forward`` is the loss of the batch.
+    """
     task = Task(
-        net=net, loss_fn=loss_fn, batches=lambda: iter([inputs]), skip=skip, inverse=inverse, details=False,
+        net=net, forward=forward, batches=lambda: iter([inputs]), skip=skip, inverse=inverse, details=False,
         memory=available_memory() // 2, describe={"network": type(net).__name__, "batches": 1, "source": "training"},
     )  # fmt: skip
     progress = _ProgressLine()

@@ -122,10 +122,10 @@ class _Slots:
 
 
 def gather(
-    net: nn.Cell, loss_fn: Callable[..., Any] | None, batches: Callable[[], Iterator[tuple[Tensor, ...]]],
+    net: nn.Cell, forward: Callable[..., Any], batches: Callable[[], Iterator[tuple[Tensor, ...]]],
     targets: Sequence[Target], on_batch: Callable[[], None] = lambda: None,
 ) -> list[LayerStatistics]:  # fmt: skip
-    """Statistics of ``targets``, averaged over ``batches()``.
+    """Statistics of ``targets``, averaged over ``batches()``, for the loss ``forward(*inputs)`` of a batch.
 
     The ports are removed afterwards. Buffers such as moving averages keep the values that the passes gave them.
 
@@ -138,7 +138,7 @@ def gather(
         slots = [_Slots(target) for target in targets]
         weights = [target.weight for target in targets] + [t.bias for t in targets if t.bias is not None]
         variables = [*(p for slot in slots for p in slot.parameters), *weights]
-        with _compiled(net, loss_fn, variables) as step:
+        with _compiled(forward, variables) as step:
             sums: list[np.ndarray] = []
             count = 0
             for inputs in batches():
@@ -171,13 +171,13 @@ def gather(
 
 
 @contextmanager
-def _compiled(net: nn.Cell, loss_fn: Callable[..., Any] | None, variables: list[Parameter]) -> Iterator[Any]:
+def _compiled(forward: Callable[..., Any], variables: list[Parameter]) -> Iterator[Any]:
     """A compiled function of a batch that returns the loss and the gradients of ``variables``.
 
     MindSpore keeps a reference to every function that it has compiled. Therefore the graph is released and the function
     lets go of the network at the end: otherwise each profiled network would stay in memory.
     """
-    differentiate = ms.value_and_grad(_forward(net, loss_fn), None, variables)
+    differentiate = ms.value_and_grad(forward, None, variables)
 
     def step(*inputs):
         loss, gradients = differentiate(*inputs)
@@ -191,7 +191,9 @@ def _compiled(net: nn.Cell, loss_fn: Callable[..., Any] | None, variables: list[
         differentiate = None
 
 
-def _forward(net: nn.Cell, loss_fn: Callable[..., Any] | None) -> Callable[..., Any]:
+def loss_of(net: nn.Cell, loss_fn: Callable[..., Any] | None) -> Callable[..., Any]:
+    """The loss of a batch: of the network's output and the last input; without ``loss_fn`` what the network returns."""
+
     def with_loss(*inputs):
         return loss_fn(net(*inputs[:-1]), inputs[-1])
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from thor.factors.blocks import BlockPlan, even_cut
+from thor.profile.factor_shape import FactorShape
 from thor.profile.profile_file import FactorMeasure, Profile
 
 
@@ -36,7 +37,7 @@ def block_seconds(profile: Profile, size: int) -> float:
     return float(np.exp(np.interp(math.log(size), dims, times) + extra))
 
 
-def factor_seconds(profile: Profile, factor: FactorMeasure, block_size: int) -> float:
+def factor_seconds(profile: Profile, factor: FactorMeasure | FactorShape, block_size: int) -> float:
     """Modelled seconds of inverting a factor in blocks of at most ``block_size``."""
     size, count = even_cut(factor.dim, block_size)
     return factor.copies * count * block_seconds(profile, size)

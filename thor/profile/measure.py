@@ -21,11 +21,11 @@ from first_order.checks import check_int, number
 from thor.capture.targets import Target, find_targets, skip_patterns
 from thor.curvature.damping import pi_split
 from thor.curvature.method_names import EIGH
-from thor.factors.blocks import BlockPlan, Cut, even_cut
+from thor.factors.blocks import BlockPlan, Cut
 from thor.profile import gather, spectral, timing
 from thor.profile.crossing import check_candidates, default_candidates
 from thor.profile.factor_shape import FactorShape, Timing
-from thor.profile.layer_plan import block_seconds
+from thor.profile.layer_plan import factor_seconds
 from thor.profile.profile_file import FactorMeasure, LayerMeasure, Profile, RefreshMeasure
 from thor.runtime import device
 from thor.runtime.processor import processor_name
@@ -56,7 +56,8 @@ class Task:
     """The network, the data and the options of a measurement.
 
     Args:
-        net, loss_fn: as for :class:`thor.TrainStep`.
+        net: the network.
+        forward: the loss of a batch, ``forward(*inputs)``; :func:`thor.profile.gather.loss_of` makes it.
         batches: returns a new iterator over the batches that statistics are averaged over.
         dims: candidate block sizes; None for 1, 16, 32, ... until the largest factor fits, at most 2048.
         threshold: the spectral loss below which a factor counts as kept.
@@ -70,7 +71,7 @@ class Task:
     """
 
     net: nn.Cell
-    loss_fn: Callable[..., Any] | None
+    forward: Callable[..., Any]
     batches: Callable[[], Iterator[tuple[Tensor, ...]]]
     dims: Sequence[int] | None = None
     threshold: float = 0.01
@@ -105,9 +106,12 @@ def measure(
     progress = progress or Silent()
     skip = skip_patterns(task.skip)
     targets, left_out = find_targets(task.net, skip)
-    targets = [target for target in targets if target.kind in ("dense", "conv", "conv_transpose")]  # no others are cut
+    targets = [target for target in targets if target.kind in ("dense", "conv", "conv_transpose")]
     if not targets:
-        why = "; ".join(f"{x.name} ({x.type}): {x.reason}" for x in left_out[:5]) or "it has no weights"
+        why = (
+            "; ".join(f"{x.name} ({x.type}): {x.reason}" for x in left_out[:5])
+            or "it has no dense layer or convolution"
+        )
         raise ValueError(f"no layer to profile in {type(task.net).__name__} ({why})")
     dims = (
         default_candidates(max(max(t.a_dim, t.g_dim) for t in targets))
@@ -195,10 +199,7 @@ def _timed_refresh(shapes: Sequence[FactorShape], dim: int, method: str) -> Timi
 
 def _modelled_refresh(profile: Profile, shapes: Sequence[FactorShape], dim: int) -> Timing:
     """The refresh as the sum of blocks times seconds per block, with ``repeats`` 0."""
-    total = 0.0
-    for shape in shapes:
-        size, count = even_cut(shape.dim, dim)
-        total += shape.copies * count * block_seconds(profile, size)
+    total = sum(factor_seconds(profile, shape, dim) for shape in shapes)
     return Timing(total, total, total, 0)
 
 
@@ -214,7 +215,7 @@ def _measure_layers(
     try:
         for number, group in enumerate(groups, 1):
             progress.stage(f"passes for layers, group {number} of {len(groups)}", batches)
-            found = gather.gather(task.net, task.loss_fn, task.batches, group, lambda: progress.advance(1))
+            found = gather.gather(task.net, task.forward, task.batches, group, lambda: progress.advance(1))
             work = [float(gather.bytes_of(target)) for target in group]
             progress.stage(f"losses, group {number} of {len(groups)}", sum(work))
             for amount in work:

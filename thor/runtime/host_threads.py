@@ -7,6 +7,7 @@ compute, so that it gets one: threadpoolctl sets this. Where that is not install
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
@@ -16,6 +17,9 @@ try:
     from threadpoolctl import ThreadpoolController
 except ImportError:
     ThreadpoolController = None
+
+#: The limit of BLAS holds for the whole process, and the one who sets it must be the one who takes it back.
+_one_at_a_time = threading.Lock()
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -35,11 +39,14 @@ def thread_count() -> int:
 
 
 def in_threads(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-    """The result of ``work`` for each item, in their order; BLAS has one thread within each."""
+    """The result of ``work`` for each item, in their order; BLAS has one thread within each.
+
+    Another thread's call waits for this one's end, since both would use all cores.
+    """
     controller = _controller()
     if controller is None:
         return [work(item) for item in items]
-    with controller.limit(limits=1, user_api="blas"), ThreadPoolExecutor(thread_count()) as pool:
+    with _one_at_a_time, controller.limit(limits=1, user_api="blas"), ThreadPoolExecutor(thread_count()) as pool:
         return list(pool.map(work, items))
 
 

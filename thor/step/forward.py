@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -42,11 +42,7 @@ class Forward:
             raise TypeError(
                 f"a batch must have an input for the network and {self.labels} for loss_fn, but got {len(args)} in all"
             )
-        inputs = _as_tensors(args)
-        for index, value in enumerate(inputs):
-            if isinstance(value, Tensor) and value.ndim and not value.shape[0]:
-                raise ValueError(f"the batch is empty: input {index} has shape {tuple(value.shape)}; leave it out")
-        return inputs
+        return _as_tensors(args)
 
     def function(self) -> Callable[..., Any]:
         """``forward(*inputs)`` for the compiler: the loss, or with ``has_aux`` what network and loss return."""
@@ -60,15 +56,28 @@ class Forward:
 
         return without_loss if loss_fn is None else with_loss
 
+    def loss_alone(self) -> Callable[..., Any]:
+        """``forward(*inputs)`` for the compiler: the loss without further outputs."""
+        function = self.function()
+
+        def first(*inputs):
+            return function(*inputs)[0]
+
+        return first if self.has_aux else function
+
     def loss(self, *inputs: Any) -> Tensor:
         """The loss of a batch, operator by operator."""
-        found = self.function()(*inputs)
-        return found[0] if self.has_aux else found
+        found: Tensor = self.loss_alone()(*inputs)
+        return found
+
+    @property
+    def source(self) -> str:
+        """What returns the loss, in errors."""
+        return type(self.net).__name__ if self.loss_fn is None else "loss_fn"
 
     def complaint(self, inputs: Sequence[Any]) -> str | None:
         """What is wrong with what network and loss return for these inputs; None if nothing is."""
-        found = self.function()(*inputs)
-        who = f"{type(self.net).__name__}" if self.loss_fn is None else "loss_fn"
+        found, who = self.function()(*inputs), self.source
         if self.has_aux:
             if not isinstance(found, tuple) or len(found) < 2:
                 return f"has_aux=True: {who} must return (loss, ...), but returned {_described(found)}"
@@ -116,12 +125,23 @@ class FunctionForward(Forward):
         self._function = function
 
     def bind(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        """A batch as positional tensors; NumPy arrays become Tensors."""
+        """A batch as positional tensors; NumPy arrays become Tensors.
+
+        Raises:
+            TypeError: if inputs do not fit the function.
+            ValueError: if the batch is empty.
+        """
         if kwargs:
             bound = inspect.signature(self._function).bind(*args, **kwargs)
+            _refuse_without_position("forward", [name for name in kwargs if name not in _names(self._function)])
             bound.apply_defaults()
             args = bound.args
         return _as_tensors(args)
+
+    @property
+    def source(self) -> str:
+        """What returns the loss, in errors."""
+        return "forward"
 
     def function(self) -> Callable[..., Any]:
         """The function itself."""
@@ -135,15 +155,33 @@ def examples_of(inputs, unknown=1):
     return unknown
 
 
+def further(outputs: tuple[Any, ...]) -> Any:
+    """Further outputs as a step returns them: one as it is, several as a tuple."""
+    return outputs[0] if len(outputs) == 1 else outputs
+
+
 def _as_tensors(args: Sequence[Any]) -> tuple[Any, ...]:
-    """Inputs with NumPy arrays as Tensors; TypeError for an array of another library."""
+    """Inputs with NumPy arrays as Tensors.
+
+    Raises:
+        TypeError: for an array of another library.
+        ValueError: if the batch is empty.
+    """
     for index, each in enumerate(args):
         if hasattr(each, "__array__") and not isinstance(each, (Tensor, np.ndarray, np.generic)):
             kind = f"{type(each).__module__.partition('.')[0]}.{type(each).__name__}"
             raise TypeError(
                 f"input {index} of a batch must be a Tensor or a NumPy array, but got a {kind}: give np.asarray of it"
             )
+        if isinstance(each, (Tensor, np.ndarray)) and each.ndim and not each.shape[0]:
+            raise ValueError(f"the batch is empty: input {index} has shape {tuple(each.shape)}; leave it out")
     return tuple(Tensor(each) if isinstance(each, np.ndarray) else each for each in args)
+
+
+def _refuse_without_position(who: str, names: Iterable[str]) -> None:
+    """Raise TypeError for the first of these inputs, which have a name alone."""
+    for name in names:
+        raise TypeError(f"{who}: input {name!r} has no position, which a compiled step needs")
 
 
 def _labels_of(loss_fn: Callable[..., Any]) -> int:
@@ -181,10 +219,7 @@ def _by_position(
         raise TypeError(f"inputs do not fit {type(net).__name__}({', '.join(names)}): {error}") from None
     if set(bound.arguments) != set(names[: len(bound.arguments)]):
         bound.apply_defaults()
-    if bound.kwargs:
-        raise TypeError(
-            f"{type(net).__name__}: input {next(iter(bound.kwargs))!r} has no position, which a compiled step needs"
-        )
+    _refuse_without_position(type(net).__name__, bound.kwargs)
     targets = _names(loss_fn.construct if isinstance(loss_fn, nn.Cell) else loss_fn)[1:] if others else []
     unknown = [name for name in others if name not in targets]
     if unknown:

@@ -218,6 +218,6 @@ def no_more_parameters(inner: nn.Optimizer, count: int) -> None:
 
 
 def clipped(limit, gradient):
-    """The gradient, scaled to a norm of at most ``limit``."""
-    norm = ops.sqrt(dot(gradient, gradient))  # if infinite, 0 times infinity is NaN and the step not finite
-    return times(ops.minimum(limit / (norm + 1e-12), 1.0), gradient)
+    """The gradient, scaled to a norm of at most ``limit``; NaN if the norm is not finite, so that the step is not."""
+    norm = ops.sqrt(dot(gradient, gradient))
+    return times(ops.minimum(limit / (norm + 1e-12), 1.0) + (norm - norm), gradient)

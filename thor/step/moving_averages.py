@@ -6,10 +6,12 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 #: Steps from one copy to the next. An average with the usual momentum 0.9 has forgotten its value after so many steps.
 EVERY = 100
+#: What layers of ``nn`` and of ``mint.nn`` call their averages.
+NAMES = ("moving_mean", "moving_variance", "running_mean", "running_var")
 
 
 class MovingAverages:
-    """Every ``moving_mean`` and ``moving_variance`` of a network, with copies from an earlier step.
+    """The moving averages of a network's normalisation layers, with copies from an earlier step.
 
     Without the copies, one non-finite batch would spoil them for good: BatchNorm's kernel updates them in the forward
     pass, before the finite check. The network would train on, but could not be evaluated any more.
@@ -21,7 +23,7 @@ class MovingAverages:
 
     def __init__(self, net: nn.Cell):
         cells = [cell for _, cell in net.cells_and_names()]
-        found = [getattr(cell, name, None) for cell in cells for name in ("moving_mean", "moving_variance")]
+        found = [getattr(cell, name, None) for cell in cells for name in NAMES]
         self.averages = ParameterTuple([each for each in found if isinstance(each, Parameter)])
         self.copies = ParameterTuple(
             [

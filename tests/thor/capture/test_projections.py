@@ -247,7 +247,7 @@ def test_the_profiler_gathers_the_whole_factors_of_each_third():
     step(*data())
     expected = {layer.name: optimizer.factors(layer.name) for layer in optimizer.layers}
     thor.detach(net)
-    for layer in gather.gather(net, squared_error, lambda: iter([data()]), find_targets(net)[0]):
+    for layer in gather.gather(net, gather.loss_of(net, squared_error), lambda: iter([data()]), find_targets(net)[0]):
         for mine, theirs in zip((layer.a, layer.g), expected[layer.name], strict=True):
             np.testing.assert_allclose(mine.reshape(theirs.shape), theirs, rtol=1e-3, atol=1e-5)
         assert len(layer.a) == (3 if layer.name == "attention.in_proj" else 1)

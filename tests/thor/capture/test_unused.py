@@ -49,6 +49,15 @@ def test_it_takes_the_plain_gradient_and_never_stops(jit, caplog):
     assert caplog.text.count("the network has not called layer head so far") == 1
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("split", ["block", "block+mean"])
+def test_its_factors_are_zero_where_they_are_cut_too(split):
+    net, (x, y) = Borrowed(), data()
+    optimizer, step = make(net, block_size=2, split=split)
+    step(x, y)
+    assert not any(factor.any() for factor in optimizer.factors("head"))
+
+
 def test_once_it_is_called_its_factors_are_adopted():
     net, (x, y) = Borrowed(), data()
     optimizer, step = make(net, refresh=thor.TraceRule.thor_stop())

@@ -50,6 +50,20 @@ def test_a_rank_with_another_setting_is_refused_by_its_name():
         same_everywhere(Told(2, [first.sent[0], np.ones(1, np.float32)]), settings)
 
 
+def test_settings_of_a_step_without_thor_are_compared_too():
+    def of(**options):
+        net = Mlp()
+        step = thor.TrainStep(net, squared_error, nn.Momentum(net.trainable_params(), 0.1, 0.9), **options)
+        return shared_settings(step.control, 1)
+
+    assert different(of(clip_norm=1.0), of(clip_norm=2.0)) == {"clip_norm"}
+    assert different(of(max_bad_steps=3), of()) == {"max_bad_steps"}
+
+
+def test_the_scale_of_the_fisher_is_compared():
+    assert different(settings_of(weight_sharing="pooled"), settings_of(weight_sharing="expand")) == {"weight_sharing"}
+
+
 def test_a_rank_that_has_loaded_other_values_is_told_which():
     weights = Mlp(seed=0).trainable_params()
     first = Told(0)

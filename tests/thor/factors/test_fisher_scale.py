@@ -277,6 +277,19 @@ def test_a_tied_tables_fisher_is_the_sum_of_its_uses_fishers(scale, loss_scale):
     np.testing.assert_allclose(a.sum() * np.trace(g), decoder + embedding, rtol=1e-3)
 
 
+def test_a_tied_table_with_a_tiny_fisher_is_in_use():
+    """G's count of uses is the trace of its Fisher, which says nothing of whether it was called."""
+    ids, y = RNG.integers(0, 9, (B, T)).astype(np.int32), RNG.standard_normal((B, T, 9)).astype(np.float32)
+    optimizer = thor.THOR(Tied(1.0), 0.0, thor.RelativeDamping(0.01), interval=1)
+
+    def tiny(output, target):
+        return 1e-4 * token_mean(output, target)
+
+    step = thor.TrainStep(optimizer.network, tiny, optimizer, jit=False)
+    step(Tensor(ids), Tensor(y))
+    assert [(record.layer, record.decision.value) for record in optimizer.history] == [("layer", "update")]
+
+
 def test_the_default_is_by_the_kind_of_network():
     assert [layer.weight_sharing for layer in thor.THOR(Dense(), 0.1, 0.1).layers] == ["pooled"]
     assert [layer.weight_sharing for layer in thor.THOR(Words(), 0.1, 0.1).layers] == ["expand"]

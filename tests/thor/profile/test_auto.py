@@ -237,6 +237,45 @@ def test_a_checkpoint_is_not_loaded_before_the_size_is_chosen_and_resumes_once_i
     same(optimizer, resumed)
 
 
+def with_two_labels(output, target, weight):
+    return squared_error(output, target) * weight.mean()
+
+
+def with_output(output, target):
+    return squared_error(output, target), output
+
+
+@pytest.mark.parametrize("how", ["two labels", "aux", "a loop of one's own"])
+def test_any_loss_can_be_profiled(how, measured):
+    """The size is chosen on the loss of training, and training is that with the size from the start."""
+
+    def trained(block_size):
+        net = Mlp(SIZES)
+        optimizer = thor.THOR(net, 0.05, 0.1, block_size=block_size)
+        if how == "two labels":
+            step = thor.TrainStep(net, with_two_labels, optimizer)
+            losses = [step(x, y, ms.Tensor(np.full(3, 0.5, np.float32))) for x, y in batches(3)]
+        elif how == "aux":
+            step = thor.TrainStep(net, with_output, optimizer, has_aux=True)
+            assert step.messages == {}
+            losses = [step(*each)[0] for each in batches(3)]
+        else:
+
+            def forward(x, y):
+                return squared_error(net(x), y)
+
+            grad_fn, losses = thor.value_and_grad(forward, optimizer), []
+            for each in batches(3):
+                loss, gradients = grad_fn(*each)
+                optimizer(gradients)
+                losses.append(loss)
+        return [float(loss) for loss in losses], optimizer.options.plan.block_size
+
+    chosen = trained("auto")
+    assert len(measured) == 1 and chosen[1] == 16
+    assert trained(16) == chosen
+
+
 @pytest.mark.parametrize("form", [str, lambda path: path])
 def test_the_path_of_a_profile_is_a_plan(form, tmp_path):
     made = plain_profile()

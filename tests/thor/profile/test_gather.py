@@ -28,7 +28,7 @@ def stream(*batches):
 
 
 def collect(net, batches, loss_fn=squared_error, targets=None):
-    return gather.gather(net, loss_fn, stream(*batches), targets or find_targets(net)[0])
+    return gather.gather(net, gather.loss_of(net, loss_fn), stream(*batches), targets or find_targets(net)[0])
 
 
 @pytest.mark.parametrize(("has_bias", "mode"), [(True, ms.GRAPH_MODE), (False, ms.PYNATIVE_MODE)])
@@ -188,8 +188,9 @@ def test_what_goes_wrong_leaves_the_network_as_it_was(options, error, words):
     before = describe(net)
     with pytest.raises(error) as caught:
         gather.gather(
-            net, squared_error, stream(*options["batches"]), find_targets(net)[0], options.get("on_batch", lambda: None)
-        )
+            net, gather.loss_of(net, squared_error), stream(*options["batches"]), find_targets(net)[0],
+            options.get("on_batch", lambda: None),
+        )  # fmt: skip
     assert all(word in str(caught.value) for word in words), str(caught.value)
     assert describe(net) == before
 

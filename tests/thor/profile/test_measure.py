@@ -30,7 +30,8 @@ def task(net=None, make_batch=batch, **options):
         return iter([make_batch(), make_batch(seed=2)])
 
     settings = {"dims": DIMS, "rank": 2, "describe": {"network": "tiny", "batches": 2, "source": "test"}} | options
-    return Task(net=net or Mlp(), loss_fn=squared_error, batches=batches, **settings)
+    net = net or Mlp()
+    return Task(net=net, forward=gather.loss_of(net, squared_error), batches=batches, **settings)
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +124,7 @@ def stand_in(monkeypatch, complete):
     """Passes through the network answered from memory: what is tested is the order of things, not the numbers."""
     known = {layer.name: layer for layer in complete[0]}
 
-    def gathered(net, loss_fn, batches, targets, on_batch):
+    def gathered(net, forward, batches, targets, on_batch):
         for _ in batches():
             on_batch()
         return [copy.copy(known[target.name]) for target in targets]
@@ -257,7 +258,7 @@ def test_without_details_there_is_what_the_choice_needs():
         ({"skip": [".*"]}, ValueError, ("no layer to profile in Mlp", "matches skip")),
         ({"inverse": "qr"}, ValueError, ("inverse", "'qr'", "lapack, cholesky, newton-schulz")),
         ({"memory": 100}, MemoryError, ("layer layers.0", "raise the limit")),
-        ({"net": nn.ReLU()}, ValueError, ("no layer to profile in ReLU", "no weights")),
+        ({"net": nn.ReLU()}, ValueError, ("no layer to profile in ReLU", "no dense layer or convolution")),
     ],
 )
 def test_a_wrong_option_is_refused_before_anything_is_measured(options, error, words, quick):

@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -27,6 +28,26 @@ def test_blas_has_one_thread_within_and_its_own_number_again_behind():
     before = blas_threads(None)
     assert before and in_threads(blas_threads, range(4)) == [{1}] * 4
     assert blas_threads(None) == before
+
+
+def test_blas_has_one_thread_in_each_of_two_calls_at_once_and_its_own_number_behind_both():
+    """The second begins within the first and ends behind it."""
+    np.linalg.eigh(np.eye(2))
+    before, begun = blas_threads(None), threading.Event()
+
+    def first(_):
+        begun.set()
+        time.sleep(0.2)
+        return blas_threads(None)
+
+    def second(_):
+        time.sleep(0.4)
+        return blas_threads(None)
+
+    one = in_background(lambda: in_threads(first, [0]))
+    assert begun.wait(60)
+    other = in_background(lambda: in_threads(second, [0]))
+    assert (one(), other(), blas_threads(None)) == ([{1}], [{1}], before)
 
 
 def test_an_error_comes_through():

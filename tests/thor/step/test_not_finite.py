@@ -34,6 +34,29 @@ def test_a_non_finite_step_is_skipped_whole_counted_and_reported(caplog):
     assert (optimizer.step, int(optimizer.own_state.bad_steps.asnumpy()[0])) == (2, 0)
 
 
+@pytest.mark.usefixtures("either_look")
+@pytest.mark.parametrize("options", [{"damping": 0.1}, {}, None])
+def test_finite_gradients_whose_norm_overflows_are_not_clipped_to_nothing(options):
+    """Their squares are infinite. Limited to a norm, they would be zero, and the step would count as a good one."""
+    net, (x, y) = Mlp(), batch()
+    if options is None:
+        control = nn.Momentum(net.trainable_params(), 0.01, 0.9)
+        step = thor.TrainStep(net, mean_product, control, clip_norm=1.0)
+        control = step.control
+    else:
+        control = thor.THOR(net, 0.01, clip_each=1.0, interval=100, factor_interval=100, **options)
+        step = thor.TrainStep(net, mean_product, control)
+    step(x, y)  # the only one that gathers factors
+    before = values(net)
+    assert np.isfinite(float(step(x, Tensor(np.full(y.shape, 1e22, np.float32)))))
+    assert int(control.own_state.skipped_steps.asnumpy()[0]) == 1
+    assert all(np.array_equal(value, before[name]) for name, value in values(net).items())
+
+
+def mean_product(output, target):
+    return (output * target).mean()
+
+
 class Spiky(nn.Cell):
     """A logarithm between two dense layers: not finite for a negative input."""
 
@@ -220,6 +243,24 @@ def test_a_batch_that_is_not_finite_does_not_stay_in_moving_averages(jit, accumu
     for _ in range(accumulate):
         assert np.isfinite(float(step(x, y).asnumpy()))
     assert not np.array_equal(values(net)["norm.moving_mean"], found["norm.moving_mean"]), "and they move again"
+
+
+@pytest.mark.parametrize("names", [("moving_mean", "moving_variance"), ("running_mean", "running_var")])
+def test_averages_are_found_by_the_names_of_both_libraries(names):
+    """mint.nn has names of its own; its kernel is not on a CPU."""
+
+    class Norm(nn.Cell):
+        def __init__(self):
+            super().__init__()
+            for name in names:
+                setattr(self, name, ms.Parameter(Tensor(np.ones(3, np.float32)), name=name, requires_grad=False))
+
+    averages = moving_averages.MovingAverages(nn.SequentialCell(nn.Dense(3, 3), Norm()))
+    averages.before_step()
+    for average in averages.averages:
+        average.set_data(Tensor(np.array([2.0, np.nan, np.inf], np.float32)))
+    averages.mend()
+    assert [p.asnumpy().tolist() for p in averages.averages] == [[2.0, 1.0, 1.0]] * 2
 
 
 def test_moving_averages_that_were_loaded_are_what_a_bad_batch_is_mended_by():
