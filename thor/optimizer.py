@@ -142,7 +142,7 @@ class THOR(nn.Optimizer):
                 "`thor profile` once and give the path of its profile"
             )
         targets = self._targets()
-        self._profile_path = auto.cache_file(targets, method.method) if self.options.auto else None
+        self._profile_path = auto.cache_file(targets, method.algorithm) if self.options.auto else None
         if self._profile_path is not None:
             self._take_profile(auto.cached(self._profile_path))
         self._capture(targets, method, initial_scale)
@@ -204,7 +204,7 @@ class THOR(nn.Optimizer):
             found = find_targets(self.network, optimized={id(weight) for weight in self.weights})[0]
             others = [f"^{re.escape(t.name)}$" for t in found if t.name not in names]
             profile = auto.profile_for_training(
-                self.network, forward, inputs, self._profile_path, others, method.method
+                self.network, forward, inputs, self._profile_path, others, method.algorithm
             )
         self._take_profile(profile)
         self._capture(self._targets(), method, self.own_state.loss_scale)
@@ -335,7 +335,7 @@ class THOR(nn.Optimizer):
 
     def __repr__(self) -> str:
         return describe_optimizer(
-            self.step, type(self.inner).__name__, self.options, self.refresher.method.method, self.layers, self.ranks
+            self.step, type(self.inner).__name__, self.options, self.refresher.method.algorithm, self.layers, self.ranks
         )
 
     def __call__(self, gradients: Sequence[Tensor]) -> Tensor:

@@ -127,9 +127,9 @@ class OptimizerState(StepCounts):
     step_count      [1] steps    steps done; skipped ones do not count                           finished
     next_refresh    [1] step     of the next candidate refresh                                   schedule_refresh
     next_gather     [1] step     of the next gathering of factors                                schedule_gathering
-    next_adoption   [1] step     of the adoption of bases that are being computed; NONE if none are, schedule_adoption,
-                                 or without eigenbases                                           adopted
-    candidate       [1] step     of the candidate refresh that they belong to; NONE if none are  the same two
+    next_adoption   [1] step     of the adoption of bases that are being computed; NONE if       schedule_adoption,
+                                 none are; with eigenbases only                                  adopted
+    candidate       [1] step     of the candidate refresh that they belong to, likewise          the same two
     average_weight  [1]          sum of the weights in the running averages: bias correction     schedule_gathering
     status          [layers]     ACTIVE or STOPPED                                               write_table
     refreshes       [layers]     refreshes adopted                                               write_table

@@ -56,7 +56,7 @@ def _of_thor(optimizer: THOR) -> dict[str, Any]:
         "interval": int(options.interval(step)),
         "factor_interval": options.gather_interval(step),
         "damping": options.damping_at(step),
-        "inverse": optimizer.refresher.method.method,
+        "inverse": optimizer.refresher.method.algorithm,
         "decays": list(optimizer.decays),
     }
 

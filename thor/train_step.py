@@ -112,7 +112,7 @@ class TrainStep(nn.Cell):
             same_everywhere(ranks, shared_settings(control, self.accumulate))
             copy_first([*self.network.get_parameters(), *others])
         layers = control.captured if isinstance(control, THOR) else []
-        sums = Accumulators(self.accumulate, control.inner.parameters, layers) if self.accumulate > 1 else None
+        sums = Accumulators(control.inner.parameters, layers) if self.accumulate > 1 else None
         if sums is not None:
             self.micro_batches = MicroBatches(self.accumulate)
             self.sums, self.factor_sums, self.loss_sum = sums.gradients, sums.statistics, sums.loss

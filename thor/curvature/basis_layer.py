@@ -96,7 +96,10 @@ class BasisLayer(Layer):
         return tuple(BasisJob(factor) for factor in (self.a, self.g) if factor.turns)
 
     def adopt(self, jobs: Sequence[Any]) -> None:
-        """Store the new bases, and turn the first moment into them, which loses nothing of it."""
+        """Store the new bases, and turn the first moment into them.
+
+        The moment loses only what lies in directions without curvature.
+        """
         if self.held:
             moment = self.first
             for job in jobs:

@@ -50,13 +50,14 @@ def invert_by_lapack(blocks: np.ndarray, damping: np.ndarray) -> tuple[np.ndarra
 def invert_by_sweeps(blocks: np.ndarray, damping: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Invert many small blocks at once, by a sweep of every row in turn: (inverses, trusted).
 
-    For y = A x, the sweep of row k solves its equation for x_k and puts that into all others (Gauss-Jordan):
+    Gauss-Jordan elimination of [A | I], in place. The sweep of row k eliminates column k, and keeps in its place the
+    column of the right half that this fills:
 
         a_kk <- 1 / a_kk,   a_kj <- a_kj / a_kk,   a_ik <- - a_ik / a_kk,   a_ij <- a_ij - a_ik a_kj / a_kk
 
-    After all rows, x = A^-1 y. The pivot a_kk is the square of Cholesky's k-th diagonal entry, so that a block is
-    positive definite if and only if all its pivots are positive. An operation on all blocks is one of NumPy, and a
-    block's result does not depend on the others.
+    After all rows the right half is A^-1. The pivot a_kk is the square of Cholesky's k-th diagonal entry, so that a
+    block is positive definite if and only if all its pivots are positive. An operation on all blocks is one of NumPy,
+    and a block's result does not depend on the others.
     """
     count, size, _ = blocks.shape
     inverses, trusted = np.empty_like(blocks), np.empty(count, bool)

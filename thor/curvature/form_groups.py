@@ -22,7 +22,8 @@ class FormGroup:
     Args:
         indices: the layers' places among all layers.
         layers: the layers.
-        together: whether they are a group. A single layer whose caches suit the device is preconditioned with them.
+        together: True where the device spares kernels: caches are then stacked, or made dense. False for a single
+            layer, which is preconditioned with its own caches.
 
     Attributes:
         cell: what preconditions the gradients of the group.

@@ -69,11 +69,6 @@ class Layer(ABC):
         return (*self.a.port_parameters, *self.g.port_parameters)
 
     @property
-    def estimates(self) -> tuple[Parameter, ...]:
-        """The running averages of the fresh statistics, in the same order."""
-        return (*self.a.estimates, *self.g.estimates)
-
-    @property
     def parameters(self) -> tuple[Parameter, ...]:
         """All Parameters, for checkpoints."""
         return (*self.a.parameters, *self.g.parameters)

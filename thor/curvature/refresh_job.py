@@ -71,7 +71,7 @@ class RefreshMethod(ABC):
     """What makes inverses or eigenbases of factors.
 
     Args:
-        method: the name of the algorithm.
+        algorithm: its name.
         algebra: computes with blocks.
         exchange: divides the work among the ranks of a job; None if each process does all of it.
 
@@ -82,8 +82,8 @@ class RefreshMethod(ABC):
 
     beside_steps: ClassVar[bool]
 
-    def __init__(self, method: str, algebra: Algebra, exchange: Exchange | None = None):
-        self.method, self.algebra, self.exchange = method, algebra, exchange
+    def __init__(self, algorithm: str, algebra: Algebra, exchange: Exchange | None = None):
+        self.algorithm, self.algebra, self.exchange = algorithm, algebra, exchange
         self.seconds: list[float] = []
 
     def refresh(self, jobs: list[Any]) -> None:

@@ -56,7 +56,6 @@ class PieceExchange:
         for piece in placement.pieces:
             self._pieces.setdefault(f"{names[piece.layer]}.{piece.side}", []).append(piece)
         self.seconds = np.zeros(ranks.grid.ranks, np.float32)  # that each rank spent on inversions at the last refresh
-        self.refreshes = 0  # number of shared refreshes
 
     def divide(self, jobs: Sequence[RefreshJob]) -> None:
         """Set each job's ``part`` to the blocks that this rank computes: a consecutive run, or none."""
@@ -98,7 +97,7 @@ class PieceExchange:
         found = self.ranks.total(found)
         for job, escalated, failed in zip(jobs, found[:count], found[count : 2 * count], strict=True):
             job.escalated, job.failed = int(escalated), bool(failed)
-        self.seconds, self.refreshes = found[2 * count :], self.refreshes + 1
+        self.seconds = found[2 * count :]
         if self.skew > SKEW_WARNING:
             logger.warning(
                 "the slowest rank inverted for %.1f s, the fastest for %.1f s: a collective may give up waiting; "

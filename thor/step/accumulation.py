@@ -26,14 +26,12 @@ class Accumulators:
     """Sums over the micro-batches of one step.
 
     Attributes:
-        accumulate: number of micro-batches in a step.
         gradients: sums of the weights' gradients.
         statistics: sums of all layers' statistics.
         loss: sum of the losses.
     """
 
-    def __init__(self, accumulate: int, weights: Iterable[Parameter], layers: Iterable[Layer]):
-        self.accumulate = accumulate
+    def __init__(self, weights: Iterable[Parameter], layers: Iterable[Layer]):
         self.gradients = ParameterTuple(map(sum_of, weights))
         self.statistics = ParameterTuple(sum_of(port) for layer in layers for port in layer.port_parameters)
         self.loss = Parameter(Tensor(np.zeros((), np.float32)), name="thor.sum.loss", requires_grad=False)
