@@ -16,8 +16,9 @@ from typing import NamedTuple
 
 from rich.console import Console
 
+from scripts.common.atomic_write import write_atomically
 from scripts.common.cpu_cores import core_binder, disjoint_cores, thread_limit
-from scripts.common.errors import INTERRUPTED, STOPPED
+from scripts.common.errors import INTERRUPTED, STOPPED, USAGE_ERROR
 from scripts.convergence import results
 from scripts.convergence.pace import Pace
 from scripts.convergence.results import FAILED, Run
@@ -84,7 +85,9 @@ class Bench:
     def run(self, job: Job) -> Run | None:
         """Train, unless the run is known or finished; None if it is not and `read_only`."""
         folder, seed, settings = job.folder, job.settings.seed, _stored(job)
-        found = self.read(job) if job.known is None else job.known
+        found = self.read(job)
+        if found is None:
+            found = job.known
         if found is not None or self.read_only:
             self.pace.found()
             return found
@@ -132,13 +135,13 @@ class Bench:
 
     def _broke_down(self, folder: Path, status: int) -> None:
         """Mark a run whose loss or gradients were not finite, which is a result; any other reason is an error."""
-        words = _beside(folder, ".log").read_text(errors="replace").strip().splitlines()[-1:]
-        if not words or "not finite" not in words[0]:
-            told = UserError(f"{folder}: training ended with status {status}: {' '.join(words)}")
+        last = "".join(_beside(folder, ".log").read_text(errors="replace").strip().splitlines()[-1:])
+        if status != USAGE_ERROR or "not finite" not in last:
+            told = UserError(f"{folder}: training ended with status {status}: {last}")
             self.error = self.error or told
             self.end()  # else the next run and a parallel one would finish before this error is shown
             raise told
-        (folder / FAILED).write_text(words[0] + "\n")
+        write_atomically(folder / FAILED, last + "\n")
 
 
 def _stored(job: Job) -> TrainSettings:

@@ -35,7 +35,8 @@ class ToTarget:
     Attributes:
         epochs, seconds, with_compiling: Cost; `seconds` is without compilation.
         reached, runs: Number of seeds that reach the target, and of all.
-        refreshes: Inverses or eigenbases that were computed until the run's end.
+        refreshes: Inverses or eigenbases that were computed until the run's end, of the runs that did not break down;
+            None if all did.
         final: The last values.
         peak: Peak memory in bytes, the highest of all seeds.
     """
@@ -45,7 +46,7 @@ class ToTarget:
     with_compiling: float
     reached: int
     runs: int
-    refreshes: float
+    refreshes: float | None
     final: Spread
     peak: int
 
@@ -57,14 +58,14 @@ class EqualBudget:
     Attributes:
         final: The last values.
         best: The best values on the way, of which an early stop would keep one.
-        refreshes: Inverses or eigenbases that were computed.
+        refreshes: Inverses or eigenbases that were computed, as above.
         peak: Peak memory in bytes, the highest of all seeds.
         broke_down, runs: Number of seeds whose training broke down, and of all.
     """
 
     final: Spread
     best: Spread
-    refreshes: float
+    refreshes: float | None
     peak: int
     broke_down: int
     runs: int
@@ -86,7 +87,7 @@ def worst(task: Task) -> float:
     return -math.inf if task.higher_is_better else math.inf
 
 
-def better(task: Task, value: float, other: float) -> bool:
+def as_good(task: Task, value: float, other: float) -> bool:
     """True if a value is at least as good as another one."""
     return value >= other if task.higher_is_better else value <= other
 
@@ -104,7 +105,7 @@ def best(task: Task, run: Run) -> float:
 
 def first_reached(task: Task, run: Run, target: float) -> Point | None:
     """The first evaluation that is at least as good as the target, or None."""
-    return next((point for point in run.points if better(task, point.value, target)), None)
+    return next((point for point in run.points if as_good(task, point.value, target)), None)
 
 
 def epochs_to(task: Task, run: Run, target: float) -> float:
@@ -180,7 +181,7 @@ def to_target(task: Task, runs: Sequence[Run], target: float) -> ToTarget:
         with_compiling=cost(lambda point: point.seconds),
         reached=sum(point is not None for point in hits),
         runs=len(runs),
-        refreshes=statistics.median(run.refreshes for run in runs),
+        refreshes=_refreshes(runs),
         final=spread([final(task, run) for run in runs]),
         peak=max(run.peak for run in runs),
     )
@@ -191,11 +192,17 @@ def equal_budget(task: Task, runs: Sequence[Run]) -> EqualBudget:
     return EqualBudget(
         final=spread([final(task, run) for run in runs]),
         best=spread([best(task, run) for run in runs]),
-        refreshes=statistics.median(run.refreshes for run in runs),
+        refreshes=_refreshes(runs),
         peak=max(run.peak for run in runs),
         broke_down=sum(run.broke_down for run in runs),
         runs=len(runs),
     )
+
+
+def _refreshes(runs: Sequence[Run]) -> float | None:
+    """Median over the runs that did not break down; of the others it is unknown."""
+    known = [run.refreshes for run in runs if not run.broke_down]
+    return statistics.median(known) if known else None
 
 
 def tuning(task: Task, trials: Sequence[Trial], target: float) -> Tuning:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -25,18 +25,33 @@ class Report:
         path: The file of all results. Results of other tasks that it holds are kept.
     """
 
-    def __init__(self, folder: Path, rules: Rules, taken: Mapping[str, TaskResult] = {}) -> None:
-        """UserError if the folder has results of other rules; ``taken`` are results of another file, kept as well."""
+    def __init__(
+        self, folder: Path, rules: Rules, taken: Mapping[str, TaskResult] = {}, read_only: bool = False
+    ) -> None:
+        """Read the results of the folder, if there are any; ``taken`` are those of another file, kept as well.
+
+        With ``read_only`` nothing is trained here, so that the results may be of another machine.
+
+        Raises:
+            UserError: if the folder has results of other rules or of another machine.
+        """
         self.path = folder / RESULTS
         self._results = Results(rules=rules, machine=machine(), tasks=dict(taken))
         if self.path.is_file():
             before = results.read(self.path)
             if before.rules != rules:
                 raise UserError(f"{self.path}: was made by other rules; give another --out, or remove it: {ANEW}")
-            self._results = self._results.model_copy(update={"tasks": {**taken, **before.tasks}})
+            if not read_only:
+                results.check_machine(str(self.path), before.machine, self._results.machine, "give another --out")
+            kept = {"machine": before.machine, "tasks": {**taken, **before.tasks}}
+            self._results = self._results.model_copy(update=kept)
 
     def add(self, task: str, found: TaskResult) -> str:
-        """Add or replace a task's results, write all files, and return the task's tables."""
+        """Add or replace a task's results, write all files, and return the task's tables.
+
+        Contenders that ``found`` lacks keep their earlier runs to the same target.
+        """
+        found = with_others(found, self._results.tasks.get(task), list(self._results.rules.contenders))
         merged = {**self._results.tasks, task: found}
         ordered = {name: merged[name] for name in self._results.rules.tasks if name in merged}
         self._results = self._results.model_copy(update={"tasks": ordered})
@@ -45,6 +60,23 @@ class Report:
         write_atomically(self.path.with_name(TABLES), tables.markdown(self._results))
         picture.draw(self._results, task, self.path.with_name(f"{task}.png"))
         return tables.of_task(self._results.rules, task, found)
+
+
+def with_others(found: TaskResult, before: TaskResult | None, order: Sequence[str]) -> TaskResult:
+    """Results, with those that earlier ones have of contenders that were not asked for now.
+
+    Earlier results with another target are of another search, and are dropped.
+    """
+    if before is None or before.target != found.target:
+        return found
+
+    def is_whole(name: str) -> bool:
+        own, earlier = found.contenders.get(name), before.contenders.get(name)
+        return own is not None and (earlier is None or bool(own.to_target) or own.trials != earlier.trials)
+
+    names = [name for name in order if name in found.contenders or name in before.contenders]
+    both = {name: (found if is_whole(name) else before).contenders[name] for name in names}
+    return found.model_copy(update={"contenders": both})
 
 
 def machine() -> dict[str, str]:

@@ -117,10 +117,22 @@ def read(path: Path, cure: str = f"remove it: {ANEW}") -> Results:
         return Results.model_validate_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; run.py writes it") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read ({error}); {cure}") from None
     except ValidationError as error:
         detail = error.errors()[0]
         where = ".".join(str(part) for part in detail["loc"])
         raise UserError(": ".join(filter(None, (str(path), where, detail["msg"]))) + f"; {cure}") from None
+
+
+def check_machine(where: str, theirs: Mapping[str, str], ours: Mapping[str, str], cure: str) -> None:
+    """UserError if results were measured on another machine than this one."""
+    if theirs != ours:
+        there, here = (", ".join(f"{key} {value}" for key, value in each.items()) for each in (theirs, ours))
+        raise UserError(
+            f"{where}: was measured on another machine ({there}; here: {here}), and seconds of two machines cannot be "
+            f"compared; {cure}"
+        )
 
 
 def write(results: Results, path: Path) -> None:

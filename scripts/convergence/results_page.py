@@ -10,7 +10,6 @@ The text above the mark on the page is written by hand, and is kept.
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -83,8 +82,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.check:
         return int(not up_to_date(FOLDER))
     if options.data is not None:
-        results.read(options.data)
-        shutil.copyfile(options.data, FOLDER / DATA)
+        page(results.read(options.data), (FOLDER / PAGE).read_text(encoding="utf-8"))  # before anything is replaced
+        write_atomically(FOLDER / DATA, options.data.read_text(encoding="utf-8"))
     write(FOLDER)
     return 0
 

@@ -59,6 +59,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the tasks, or report on them; return the exit status."""
     options, console = parse(arguments), Console()
+    if options.timed and options.jobs > 1:
+        raise UserError("--timed trains one run at a time on all cores: leave --jobs out; finished runs are kept")
     fixed = rules.load(options.rules)
     tasks, names = options.task or list(fixed.tasks), options.only or list(fixed.contenders)
     if options.quick:
@@ -76,7 +78,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     known = taken.read(options.take, fixed, machine()) if options.take else {}
     out = options.out or Path("runs/convergence") / ("quick" if options.quick else options.rules.stem)
-    report, bench = Report(out, fixed, known), Bench(options.jobs, console, read_only=options.report_only)
+    report = Report(out, fixed, known, read_only=options.report_only)
+    bench = Bench(options.jobs, console, read_only=options.report_only)
     without: list[str] = []  # for each task that has no results to report, the reason
     try:
         with handling_signals(bench.end):

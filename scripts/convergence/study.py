@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 from scripts.convergence import measures, search
@@ -73,7 +74,7 @@ class Study:
         return TaskResult(target=target, set_by=setter, contenders=contenders)
 
     def _search(self, drawn: Mapping[str, Sequence[Values]]) -> dict[str, list[Trial]]:
-        """Do the trials of each contender; of unfinished ones, only those before the first unfinished trial."""
+        """Do the trials of each contender; of an unfinished search those before the first one that is missing."""
         jobs = [
             self._job(name, values, self.rules.tuning_seed, f"trial-{index}", self.taken.trial(name, index, values))
             for name, trials in drawn.items()
@@ -83,7 +84,8 @@ class Study:
         found: dict[str, list[Trial]] = {}
         for name, trials in drawn.items():
             done = [(values, next(runs)) for values in trials]
-            found[name] = [Trial(values=values, run=run) for values, run in done if run is not None]
+            whole = takewhile(lambda each: each[1] is not None, done)
+            found[name] = [Trial(values=values, run=run) for values, run in whole if run is not None]
         return found
 
     def _test(

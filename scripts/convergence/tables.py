@@ -74,7 +74,7 @@ def _to_target(rules: Rules, task: Task, rows: dict[str, ToTarget], alone: bool)
             rules.contenders[name].title,
             *(_cost(getattr(row, key), bases[key], digits, limits.get(key, ())) for key, digits in costs.items()),
             f"{row.reached} of {row.runs}",
-            f"{row.refreshes:.0f}",
+            _refreshes(rules, name, row),
             value(task, row.final.median),
             _mib(row.peak),
         ]
@@ -93,11 +93,11 @@ def _equal_budget(rules: Rules, task: Task, rows: dict[str, EqualBudget]) -> str
     others = [rows[name].final.median for name in measures.first_order(rules) if name in rows]
     for name, row in rows.items():
         final = _spread(task, row.final)
-        if task.goals_of(name) and not all(measures.better(task, row.final.median, other) for other in others):
+        if task.goals_of(name) and not all(measures.as_good(task, row.final.median, other) for other in others):
             final = f"**{final}**"
         cells = [
             rules.contenders[name].title, final, value(task, row.best.median),
-            f"{row.refreshes:.0f}", _mib(row.peak), f"{row.broke_down} of {row.runs}",
+            _refreshes(rules, name, row), _mib(row.peak), f"{row.broke_down} of {row.runs}",
         ]  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
@@ -120,6 +120,12 @@ def _tuning(rules: Rules, task: Task, found: TaskResult) -> str:
             ]  # fmt: skip
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _refreshes(rules: Rules, name: str, row: ToTarget | EqualBudget) -> str:
+    """How many inverses or eigenbases THOR computed; SOAP does not count its own."""
+    counted = rules.contenders[name].optimizer == "thor" and row.refreshes is not None
+    return f"{row.refreshes:.0f}" if counted else "-"
 
 
 def value(task: Task, number: float) -> str:

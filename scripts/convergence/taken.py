@@ -48,10 +48,5 @@ def read(path: Path, rules: Rules, machine: Mapping[str, str]) -> dict[str, Task
     found = results.read(path, "--take takes a results.json of run.py")
     if found.rules != rules:
         raise UserError(f"--take {path}: was made by other rules; give the --rules that it was made by")
-    if found.machine != machine:
-        theirs, ours = (", ".join(f"{key} {value}" for key, value in each.items()) for each in (found.machine, machine))
-        raise UserError(
-            f"--take {path}: was measured on another machine ({theirs}; here: {ours}), and seconds of two machines "
-            f"cannot be compared; train all runs here"
-        )
+    results.check_machine(f"--take {path}", found.machine, machine, "train all runs here")
     return found.tasks

@@ -45,6 +45,13 @@ def test_a_run_that_is_known_is_not_trained(bench, tmp_path):
     assert bench.pace.done == 1 and not asked.folder.exists()
 
 
+def test_a_run_of_the_folder_goes_before_one_that_is_known(bench, tmp_path):
+    """It may be one that was repeated after a bug was mended."""
+    own = job(tmp_path, 1)
+    finish(own)
+    assert bench.run(own._replace(known=Run(seed=1))).points[0].value == 4.0
+
+
 @pytest.mark.parametrize("broke_down", [False, True])
 def test_a_finished_run_is_reused_only_with_its_own_settings(bench, tmp_path, broke_down):
     own = job(tmp_path, 1)
@@ -123,9 +130,21 @@ def test_a_training_that_broke_down_is_a_result_and_is_not_done_again(bench, tmp
     assert "not finite" in (job(tmp_path, 1).folder / "failed.txt").read_text()
 
 
+@pytest.mark.parametrize("status", [-9, 137])
+def test_a_training_that_was_killed_is_no_result_whatever_it_has_told(status, bench, tmp_path, monkeypatch):
+    """A step that was not finite was skipped, and then the system killed the process."""
+    words = "step 7: loss or gradients are not finite, step skipped (1 in a row)\n"
+    monkeypatch.setattr(
+        subprocess, "Popen", type("Killed", (Process,), {"words": words, "status": status, "begun": []})
+    )
+    with pytest.raises(UserError, match=f"training ended with status {status}"):
+        bench.run_all([job(tmp_path, 1)])
+    assert not (job(tmp_path, 1).folder / "failed.txt").exists()
+
+
 def test_runs_whose_names_have_points_do_not_share_their_files(bench, tmp_path, monkeypatch):
     words = "error: step 3: the loss is not finite\n"
-    monkeypatch.setattr(subprocess, "Popen", type("Diverging", (Process,), {"words": words, "begun": []}))
+    monkeypatch.setattr(subprocess, "Popen", type("Diverging", (Process,), {"words": words, "status": 2, "begun": []}))
     runs = [Job(tmp_path / f"rate-{rate}", job(tmp_path, 1).settings, "test_error") for rate in (0.1, 0.2)]
     bench.run_all(runs)
     assert {path.name for path in tmp_path.glob("rate-*.yaml")} == {"rate-0.1.yaml", "rate-0.2.yaml"}

@@ -18,14 +18,14 @@ def test_tables_by_hand():
     text = tables.of_task(FULL, "autoencoder", ERRORS)
     assert "Target: 5.000, set by the trials of Adam, loosened by 2%." in text
     lines = text.splitlines()
-    assert "| Adam | 2.00 (1.00, 1.00) | 20 (1.00, 1.00) | 22 (1.00, 1.00) | 2 of 3 | 8 | 5.000 | 1024 |" in lines
-    assert "| Muon | not reached | not reached | not reached | 1 of 3 | 8 | 6.000 | 1024 |" in lines
+    assert "| Adam | 2.00 (1.00, 1.00) | 20 (1.00, 1.00) | 22 (1.00, 1.00) | 2 of 3 | - | 5.000 | 1024 |" in lines
+    assert "| Muon | not reached | not reached | not reached | 1 of 3 | - | 6.000 | 1024 |" in lines
     assert (
         "| THOR | 0.50 (**0.25**, 0.25) | 5.0 (**0.25**, 0.25) | 25 (1.14, **1.14**) | 3 of 3 | 8 | 3.000 | 1024 |"
         in lines
     )
-    assert "| Adam | 4.600 (4.100 to 5.500) | 4.500 | 8 | 1024 | 0 of 3 |" in lines
-    assert "| Muon | 4.400 (4.000 to broke down) | 4.400 | 8 | 1024 | 1 of 3 |" in lines
+    assert "| Adam | 4.600 (4.100 to 5.500) | 4.500 | - | 1024 | 0 of 3 |" in lines
+    assert "| Muon | 4.400 (4.000 to broke down) | 4.400 | - | 1024 | 1 of 3 |" in lines
     assert "| Adam | 6.000 | 4.900 | not reached | 1.00 |" in lines
     assert not any(line.startswith("| THOR | ") and line.count("|") == 6 for line in lines), "it has no trials here"
     assert "medians over seeds, seconds as the runs took them;" in text
@@ -39,8 +39,8 @@ def test_a_contender_that_always_broke_down_has_no_numbers():
     lost = ContenderResult(to_target=[broken(1), broken(2)], equal_budget=[broken(1), broken(2)])
     found = ERRORS.model_copy(update={"contenders": ERRORS.contenders | {"kfac": lost}})
     lines = tables.of_task(FULL, "autoencoder", found).splitlines()
-    assert "| K-FAC | not reached | not reached | not reached | 0 of 2 | 0 | broke down | - |" in lines
-    assert "| K-FAC | broke down | broke down | 0 | - | 2 of 2 |" in lines
+    assert "| K-FAC | not reached | not reached | not reached | 0 of 2 | - | broke down | - |" in lines
+    assert "| K-FAC | broke down | broke down | - | - | 2 of 2 |" in lines
 
 
 def test_what_misses_a_goal_is_in_bold():
@@ -164,3 +164,27 @@ def test_results_that_are_taken_over_are_kept_and_the_folders_own_win(tmp_path):
     kept = Report(tmp_path, FULL, {"resnet8-128": ACCURACIES, "vit": ACCURACIES})
     kept.add("autoencoder", ERRORS)
     assert results.read(kept.path).tasks == {"autoencoder": ERRORS, "resnet8-128": other, "vit": ACCURACIES}
+
+
+def test_contenders_that_were_not_asked_for_keep_their_runs_to_the_same_target(tmp_path):
+    """As after a run with --only, whose setters are tuned and not tested."""
+    Report(tmp_path, FULL).add("autoencoder", ERRORS)
+    thor, adam = ERRORS.contenders["thor"], ERRORS.contenders["adam"]
+    newer = thor.model_copy(update={"to_target": thor.equal_budget})
+    setter = adam.model_copy(update={"to_target": [], "equal_budget": []})
+    found = ERRORS.model_copy(update={"contenders": {"adam": setter, "thor": newer}})
+    Report(tmp_path, FULL).add("autoencoder", found)
+    assert results.read(tmp_path / "results.json").tasks["autoencoder"].contenders == {
+        **ERRORS.contenders, "thor": newer,
+    }  # fmt: skip
+    other = found.model_copy(update={"target": 6.0})
+    Report(tmp_path, FULL).add("autoencoder", other)
+    assert results.read(tmp_path / "results.json").tasks["autoencoder"] == other, "another target is another search"
+
+
+def test_results_keep_the_machine_that_measured_them(tmp_path):
+    results.write(RESULTS, tmp_path / "results.json")
+    with pytest.raises(UserError, match="was measured on another machine .processor made up; here: .*another --out"):
+        Report(tmp_path, FULL)
+    Report(tmp_path, FULL, read_only=True).add("autoencoder", ERRORS)
+    assert results.read(tmp_path / "results.json").machine == RESULTS.machine

@@ -26,12 +26,15 @@ def bench(*arguments, timeout=60):
     ("arguments", "words"),
     [
         (["--jobs", 0], "--jobs: must be at least 1, but got 0"),
+        (["--timed", "--jobs", 2], "--timed trains one run at a time on all cores: leave --jobs out"),
         (["--task", "mnist"], "--task: 'mnist' must be one of autoencoder, resnet8-128"),
         (["--task", "vit", "vit"], "--task: 'vit' is given twice"),
         (["--only", "adamw"], "--only: 'adamw' must be one of momentum, adam"),
         (["--rules", "nowhere.yaml"], "nowhere.yaml: no such file"),
         (["--take", "nowhere.json"], "nowhere.json: no such file"),
         (["--take", ROOT / "README.md"], "README.md: Invalid JSON: expected value at line 1 column 1; --take takes a"),
+        (["--take", PUBLISHED.parent], "results: cannot be read"),
+        (["--take", PUBLISHED.with_name("benchmark-autoencoder.png")], "benchmark-autoencoder.png: cannot be read"),
         (["--take", PUBLISHED], "benchmark.json: was made by other rules; give the --rules"),
         (
             ["--report-only", "--task", "vit", "--out", "nowhere"],

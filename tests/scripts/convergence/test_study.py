@@ -154,3 +154,12 @@ def test_runs_that_are_taken_over_are_not_trained():
     bench = Made(value)
     study(bench, ["adam"], taken=Taken({"adam": changed})).do()
     assert bench.names == ["adam/trial-0", *(f"adam/{each}" for each in turns)]
+
+
+def test_of_an_unfinished_search_only_the_trials_before_the_first_gap_are_told():
+    """The first of them is the first guess, by which the others are judged."""
+    bench = Made(lambda job: None if job.folder == rules.Path("out/thor/trial-0") else run(job.settings.seed, [4.0]))
+    found = study(bench, ["thor"]).do()
+    assert found.contenders["thor"].trials == []
+    bench = Made(lambda job: None if job.folder == rules.Path("out/thor/trial-1") else run(job.settings.seed, [4.0]))
+    assert [trial.run.seed for trial in study(bench, ["thor"]).do().contenders["thor"].trials] == [0]
