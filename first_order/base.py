@@ -1,4 +1,4 @@
-"""Base class of Adam, Momentum and Adafactor on top of nn.Optimizer, and helpers for groups and state."""
+"""The base class of the optimizers on top of nn.Optimizer, and helpers for groups and state."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from first_order.storage_watch import StorageWatch
 
 
 class FirstOrder(nn.Optimizer):
-    """Base class of Adam, Momentum and Adafactor: an ``nn.Optimizer`` that compiles its own step.
+    """Base class of the package's optimizers: an ``nn.Optimizer`` that compiles its own step.
 
     A call on the host runs one compiled function, in GRAPH_MODE and in PYNATIVE_MODE. Inside a graph (``ms.jit``,
     ``ms.Model``, ``thor.THOR``) the step becomes part of that graph. float64 parameters are computed in float64,

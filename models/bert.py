@@ -55,7 +55,7 @@ class BertConfig:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, and is {getattr(self, name)}")
         if self.hidden_size % self.heads:
-            raise ValueError(f"hidden_size must be a multiple of heads, and {self.hidden_size} is none of {self.heads}")
+            raise ValueError(f"hidden_size must be a multiple of heads={self.heads}, but got {self.hidden_size}")
         if not 0.0 <= self.dropout < 1.0:
             raise ValueError(f"dropout must be in [0, 1), and is {self.dropout}")
 

@@ -83,7 +83,7 @@ def vit(
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(f"{name} must be an int of at least 1, but got {value!r}")
     if image_size % patch_size:
-        raise ValueError(f"image_size must be a multiple of patch_size, and {image_size} is none of {patch_size}")
+        raise ValueError(f"image_size must be a multiple of patch_size={patch_size}, but got {image_size}")
     if width % heads:
-        raise ValueError(f"width must be a multiple of heads, and {width} is none of {heads}")
+        raise ValueError(f"width must be a multiple of heads={heads}, but got {width}")
     return VisionTransformer(image_size, in_channels, patch_size, width, layers, heads, num_classes)

@@ -47,8 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     out = options.out or options.folder / f"network{ENDINGS[options.format]}"
     if out.suffix != ENDINGS[options.format]:
         raise UserError(f"--out {out}: must end with {ENDINGS[options.format]}, MindSpore would add it")
-    with reporting_write_errors(out, "nothing is exported"):
-        weights, made = export(settings, path, options.format, options.batch, out, options.folder)
+    weights, made = export(settings, path, options.format, options.batch, out, options.folder)
     files = [file for place in made for file in (place, *place.rglob("*")) if file.is_file()]
     size = sum(file.stat().st_size for file in files) / 2**20
     print(f"{', '.join(map(str, made))}: {settings.network} with the {weights} of {path}, {size:.1f} MiB")
@@ -70,7 +69,8 @@ def export(
     network = build_network(settings, _from_data(settings, run))
     weights = load_network(checkpoint, network)
     network.set_train(False)
-    with tempfile.TemporaryDirectory(prefix="writing.", dir=out.parent) as name:
+    writing = reporting_write_errors(out, "nothing is exported")  # not the network's own files that cannot be read
+    with writing, tempfile.TemporaryDirectory(prefix="writing.", dir=out.parent) as name:
         temporary = Path(name, out.name)  # the final name, by which the parts of a large network refer to each other
         try:
             ms.export(network, *_example(settings, batch), file_name=str(temporary), file_format=form.upper())

@@ -11,11 +11,11 @@ from mindspore import nn  # noqa: E402
 from thor.runtime import device  # noqa: E402
 
 if device.select(os.environ.get("THOR_TEST_DEVICE", "CPU")) == "GPU":
-    # Theorems hold in float32, and to the bit where sums have one order: a GPU's convolutions have neither by default
+    # Tests need true float32 and a fixed order of sums; a GPU has neither by default
     ms.set_context(deterministic="ON", gpu_config={"conv_allow_tf32": False, "matmul_allow_tf32": False})
 
-# MindSpore's Cells take themselves off a count of a module that may be gone as the interpreter ends, and each that
-# outlives it prints a traceback then: 1485 of them, after all tests had passed
+# nn.Cell.__del__ uses a count of its module, which may be gone when the interpreter ends. Each Cell that is still alive
+# then would print a traceback.
 atexit.register(delattr, nn.Cell, "__del__")
 
 

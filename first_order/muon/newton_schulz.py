@@ -63,7 +63,7 @@ def newton_schulz(matrix, coefficients=COEFFICIENTS, steps=STEPS, eps=EPS, dtype
         matrix = tensor_checks.as_tensor("matrix", matrix, tensor_checks.FLOATS)
         if matrix.ndim < 2:
             raise ValueError(f"matrix must have at least two axes, but has shape {tuple(matrix.shape)}")
-        coefficients, steps, eps, dtype = check_iteration(coefficients, steps, eps, dtype)
+        coefficients, steps, eps, dtype = check_iteration(coefficients, steps, eps, dtype, prefix="")
     x = matrix.astype(working_type(matrix.dtype))
     return orthogonalized(x, coefficients, steps, eps, dtype).astype(matrix.dtype)
 
@@ -110,16 +110,18 @@ def rate_ratio(shape: tuple[int, ...], adjust_lr_fn: str) -> float:
     return 0.2 * math.sqrt(max(rows, columns))
 
 
-def check_iteration(coefficients: Any, steps: Any, eps: Any, dtype: Any) -> tuple[Any, int, float, Any]:
-    """The arguments of the iteration; raise if one is wrong."""
+def check_iteration(
+    coefficients: Any, steps: Any, eps: Any, dtype: Any, prefix: str = "ns_"
+) -> tuple[Any, int, float, Any]:  # fmt: skip
+    """The arguments of the iteration; raise if one is wrong. ``prefix`` is that of their names in an optimizer."""
     if not isinstance(coefficients, tuple | list) or len(coefficients) != 3:
-        raise ValueError(f"ns_coefficients must be three numbers (a, b, c), but got {coefficients!r}")
-    numbers = tuple(checks.number(f"ns_coefficients[{i}]", c, -math.inf) for i, c in enumerate(coefficients))
-    if checks.check_int("ns_steps", steps, 0) > MOST_STEPS:
-        raise ValueError(f"ns_steps must be at most {MOST_STEPS}, but got {steps}: {STEPS} are usual")
+        raise ValueError(f"{prefix}coefficients must be three numbers (a, b, c), but got {coefficients!r}")
+    numbers = tuple(checks.number(f"{prefix}coefficients[{i}]", c, -math.inf) for i, c in enumerate(coefficients))
+    if checks.check_int(f"{prefix}steps", steps, 0) > MOST_STEPS:
+        raise ValueError(f"{prefix}steps must be at most {MOST_STEPS}, but got {steps}: {STEPS} are usual")
     if not any(dtype is each for each in DTYPES):
         raise ValueError(
-            f"ns_dtype must be None (the working type), mindspore.float32 or mindspore.bfloat16, but got {dtype!r}"
+            f"{prefix}dtype must be None (the working type), mindspore.float32 or mindspore.bfloat16, but got {dtype!r}"
         )
     return numbers, steps, checks.number("eps", eps, 0.0, open_low=True), dtype
 

@@ -33,6 +33,7 @@ from mindspore import Tensor, nn, ops
 import thor
 from scripts.cluster.msrun import run_here  # noqa: E402
 from scripts.common.arguments import file_to_write
+from scripts.common.atomic_write import write_atomically
 from scripts.common.errors import run_program
 from thor.runtime.errors import UserError
 from thor.simulation.fit import Sample, fit
@@ -138,7 +139,7 @@ def main() -> int:
         "host": f"{platform.node()}, {os.cpu_count()} cores, MindSpore {ms.__version__}", "sizes": arguments.sizes,
         "residual": found.residual, "samples": [asdict(sample) for sample in samples],
     }  # fmt: skip
-    arguments.out.write_text(json.dumps(found.network.to_dict() | about, indent=1), encoding="utf-8")
+    write_atomically(arguments.out, json.dumps(found.network.to_dict() | about, indent=1))
     print(f"wrote {arguments.out}")
     return 0
 

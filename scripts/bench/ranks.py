@@ -191,8 +191,14 @@ def _finished_jobs(path: Path, about: Line) -> list[Line]:
     """The results that an interrupted run of the same measurement has left."""
     if not path.is_file():
         return []
-    found = json.loads(path.read_text(encoding="utf-8"))
-    return list(found["jobs"]) if {key: found.get(key) for key in about} == about else []
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        jobs, others = list(found["jobs"]), {key: found.get(key) for key in about} != about
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path}: cannot be read as results of this program ({error}); give another --out") from None
+    if others:
+        raise UserError(f"{path}: was measured with other settings; give the same ones, or another --out")
+    return jobs
 
 
 def _for_plan_command(apart: Line, measured: Path) -> str:

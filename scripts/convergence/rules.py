@@ -98,7 +98,7 @@ class Small(Settings):
 
 
 class Goals(Settings):
-    """What a contender is to need at most to the target: shares of the lowest cost of others, and what it is to end at.
+    """Goals of a contender: upper limits of its costs to the target, as shares of the lowest cost of others.
 
     At equal budget it is to end no worse than any first-order optimizer.
 

@@ -14,7 +14,7 @@ from scripts.data.wordpiece import MAX_CHARACTERS, SPECIAL, Vocabulary
 def vocabulary(texts: Sequence[str]) -> Vocabulary:
     """The characters of some texts, capitals and line breaks too, numbered in their order after the special tokens.
 
-    Of more than MAX_CHARACTERS the rarest ones become [UNK].
+    Only the MAX_CHARACTERS most frequent ones are kept; the others become [UNK].
     """
     counts = Counter[str]()
     for text in texts:

@@ -109,9 +109,6 @@ def resolve(name: str, folder: str | Path | None = None) -> Path:
     """Return the folder that holds a data set's files; download them if no folder has them."""
     kind = FORMATS[name]
 
-    def missing(place: Path) -> list[str]:
-        return [file for file in kind.files if not (place / file).is_file()]
-
     def download() -> Path:
         return _download(name)
 
@@ -120,7 +117,7 @@ def resolve(name: str, folder: str | Path | None = None) -> Path:
         folder,
         kind.variable,
         (fetch.cache_folder(name), Path("/usr/share/datasets") / name),
-        missing,
+        fetch.lacks(kind.files),
         (download,),
         f"Get {SITE}{kind.archive}, unpack it, and run:  export {kind.variable}=/that/folder/{kind.inside}",
         size="170 MB",

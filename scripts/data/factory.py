@@ -194,12 +194,3 @@ def classes_of(source: Source) -> int:
     if isinstance(source, ImageSource):
         return len(source.collection.classes)
     return int(source.labels.max()) + 1 if isinstance(source, Batches) else int(cast(Any, source).words)
-
-
-def examples_of(source: Source) -> int | None:
-    """Number of examples of a source, or None if it has no such number."""
-    for name in ("labels", "collection", "sequences"):
-        found = getattr(source, name, None)
-        if found is not None:
-            return len(found)
-    return None

@@ -77,7 +77,7 @@ def locate(
 
 
 def lacks(names: Sequence[str]) -> Missing:
-    """What returns which of these files a folder lacks."""
+    """A function that returns those of these files that a folder lacks."""
 
     def missing(folder: Path) -> list[str]:
         return [name for name in names if not (folder / name).is_file()]
@@ -159,10 +159,12 @@ def _require_apt() -> None:
 
 
 def _apt(*arguments: str, folder: str | None = None) -> None:
-    """Run apt-get; if it fails, run it once more after `apt-get update`."""
+    """Run apt-get; if it fails, run it once more after `apt-get update`, which only root may do."""
     try:
         _run(["apt-get", *arguments], folder)
     except subprocess.CalledProcessError:
+        if os.geteuid() != 0:
+            raise
         _run(["apt-get", "update"])
         _run(["apt-get", *arguments], folder)
 

@@ -16,7 +16,6 @@ from pathlib import Path
 from thor.runtime.errors import UserError
 
 PACKAGE = "foolbox==3.3.4"
-CLASSES = 1000
 
 
 def folder() -> Path:

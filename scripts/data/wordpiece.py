@@ -112,7 +112,7 @@ def _characters(texts: Sequence[str], builder: BertWordPieceTokenizer) -> tuple[
 
 def _checksum(texts: Sequence[str]) -> str:
     """Sixteen hexadecimal digits of a hash over the texts and everything else that determines the vocabulary."""
-    digest = hashlib.sha256(f"{tokenizers.__version__} {MIN_FREQUENCY} {SPECIAL}".encode())
+    digest = hashlib.sha256(f"{tokenizers.__version__} {MIN_FREQUENCY} {MAX_CHARACTERS} {SPECIAL}".encode())
     for text in texts:
         digest.update(hashlib.sha256(text.encode()).digest())
     return digest.hexdigest()[:16]

@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from pydantic import BaseModel, PlainValidator  # noqa: E402
 from pydantic.fields import FieldInfo  # noqa: E402
 
+from scripts.common.atomic_write import write_atomically  # noqa: E402
 from scripts.settings.optimizer_sections import OPTIMIZER_SECTIONS  # noqa: E402
 from scripts.settings.schedule_settings import Schedule  # noqa: E402
 from scripts.settings.train_settings import Interval, Refresh, TrainSettings  # noqa: E402
@@ -55,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     before = PAGE.read_text(encoding="utf-8")
     after = renewed(before)
     if not options.check:
-        PAGE.write_text(after, encoding="utf-8")
+        write_atomically(PAGE, after)
     elif after != before:
         print(f"{PAGE}: its tables are not those of the settings: run scripts/docs/settings_tables.py", file=sys.stderr)
         return 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from scripts.settings.train_settings import OF_EIGENBASES, THOR_KEYS_FOR_ADAM, TrainSettings
+from scripts.settings.train_settings import OF_EIGENBASES, OF_INVERSES, THOR_KEYS_FOR_ADAM, TrainSettings
 from thor.runtime.errors import UserError
 
 OPTIMIZER_SECTIONS = ("thor", "momentum", "adam", "adafactor", "muon", "soap")
@@ -66,7 +66,8 @@ def unused_in(settings: TrainSettings, path: Path | None) -> str | None:
 
 def _cure(settings: TrainSettings, section: str, name: str) -> str:
     """Advice for a setting that the run would ignore."""
-    of_other_kind = settings.optimizer == "thor" and settings.thor.precondition == "inverse" and name in OF_EIGENBASES
+    others = OF_EIGENBASES if settings.thor.precondition == "inverse" else OF_INVERSES
+    of_other_kind = settings.optimizer == "thor" and name in others
     if name in _names(settings.optimizer) and not of_other_kind:
         instead = f"set --{settings.optimizer}.{name}"
     elif section == "adam" and settings.optimizer == "thor":

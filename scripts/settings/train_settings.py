@@ -198,7 +198,8 @@ class ThorSettings(Settings):
         kind = self.precondition or ("inverse" if damped else "eigenbasis")
         for name in OF_INVERSES if kind == "eigenbasis" else OF_EIGENBASES:
             if getattr(self, name) != type(self).model_fields[name].default:
-                cure = "leave it out, or give precondition = inverse" if self.precondition is None else "leave it out"
+                other = "give precondition = inverse" if kind == "eigenbasis" else "leave out the damping"
+                cure = f"leave it out, or {other}" if self.precondition is None else "leave it out"
                 raise ValueError(f"{name} means nothing with precondition = {kind}; {cure}")
         found = {"precondition": kind, **DEFAULTS[kind]}
         if kind == "inverse" and self.damping is None:

@@ -11,9 +11,10 @@ from scripts.settings.schedule_settings import Schedule
 def schedule_function(
     initial: float, schedule: Schedule, epochs: int, updates_per_epoch: float
 ) -> Callable[[int], float]:
-    """The scheduled value as a function of the update, counted from 0; the first update has the initial value.
+    """The scheduled value as a function of the update, counted from 0.
 
-    The published shape `thor` is the exception: it uses the epoch at the end of an update, so it is one update ahead.
+    Without a warm-up the first update has the initial value. With one it has that value divided by the number of
+    updates of the warm-up. The published shape `thor` is one update ahead: it uses the epoch at the end of an update.
     """
     end_epoch = schedule.end_epoch or float(epochs)
     if schedule.end_update is not None:

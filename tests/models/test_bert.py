@@ -210,7 +210,7 @@ def test_mixed_precision_gives_nearly_the_same():
 @pytest.mark.parametrize(
     "sizes, message",
     [
-        ({"hidden_size": 10, "heads": 4}, "hidden_size must be a multiple of heads, and 10 is none of 4"),
+        ({"hidden_size": 10, "heads": 4}, "hidden_size must be a multiple of heads=4, but got 10"),
         ({"layers": 0}, "layers must be at least 1, and is 0"),
         ({"dropout": 1.0}, r"dropout must be in \[0, 1\), and is 1.0"),
     ],

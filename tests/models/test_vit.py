@@ -74,8 +74,8 @@ def test_every_patch_and_every_weight_counts():
     [
         ({"width": 0}, "width must be an int of at least 1, but got 0"),
         ({"layers": 2.0}, "layers must be an int of at least 1, but got 2.0"),
-        ({"patch_size": 5}, "image_size must be a multiple of patch_size, and 28 is none of 5"),
-        ({"heads": 3}, "width must be a multiple of heads, and 80 is none of 3"),
+        ({"patch_size": 5}, "image_size must be a multiple of patch_size=5, but got 28"),
+        ({"heads": 3}, "width must be a multiple of heads=3, but got 80"),
     ],
 )
 def test_what_is_refused(options, message):

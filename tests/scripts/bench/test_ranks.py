@@ -37,6 +37,21 @@ def test_two_processes(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"network": "lenet", "batch": 99, "rounds": 9, "jobs": []}', "was measured with other settings"),
+        ("{", "cannot be read as results of this program"),
+    ],
+)
+def test_a_file_of_something_else_is_not_overwritten(text, words, tmp_path):
+    out = tmp_path / "ranks.json"
+    out.write_text(text)
+    job = bench("--network", "lenet", "--batch", 2, "--out", out)
+    assert job.returncode == 2 and words in job.stderr and "another --out" in job.stderr
+    assert out.read_text() == text
+
+
+@pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["--batch", 0], "--batch must be at least 1, but got 0"),

@@ -75,6 +75,21 @@ def test_without_root_the_package_is_unpacked_into_the_cache(tmp_path, monkeypat
     assert sorted(path.name for path in fashion_mnist.cache_folder().iterdir()) == sorted(fashion_mnist.FILES)
 
 
+def test_without_root_a_failed_download_is_told_and_not_that_the_lists_are_locked(tmp_path, monkeypatch):
+    _nowhere(tmp_path, monkeypatch)
+
+    def failing(command, **_):
+        told = {"download": "no route to host", "update": "Unable to lock directory"}[command[1]]
+        raise subprocess.CalledProcessError(100, command, stderr=f"E: {told}\n")
+
+    monkeypatch.setattr(fetch.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(fetch.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(fetch.subprocess, "run", failing)
+    with pytest.raises(UserError, match="no route to host") as caught:
+        fashion_mnist.resolve()
+    assert "lock" not in str(caught.value)
+
+
 def test_download_with_a_wrong_checksum_is_refused(tmp_path, monkeypatch):
     class Response:
         def __enter__(self):

@@ -177,6 +177,8 @@ def test_bad_schedules(schedule, message):
         ("{damping: 0.03, damping_schedule: thor}", "neither the shape thor nor warmup_epochs"),
         ("{precondition: inverse, damping_decay: 0.5}", "there is none; give damping"),
         ("{damping: 0.03, relative_damping: 0.01}", "has both damping and relative_damping; give one of them"),
+        ("{damping: 0.03, beta1: 0.8}", "precondition = inverse; leave it out, or leave out the damping"),
+        ("{precondition: inverse, beta1: 0.8}", "beta1 means nothing with precondition = inverse; leave it out"),
         ("{damping_decay: 0.5}", "means nothing with precondition = eigenbasis; leave it out, or give precondition"),
     ],
 )

@@ -161,6 +161,7 @@ def test_adam_inside_thor_is_saved_and_compared(tmp_path):
             "--momentum.learning_rate: optimizer = thor does not use it; set --thor.learning_rate, or choose "
             "--optimizer momentum",
         ),
+        (["--momentum.momentum", "0.8"], "--momentum.momentum: optimizer = thor does not use it; leave it out"),
         (["--momentum.mode", "nesterov"], "leave it out, or choose --optimizer momentum"),
         (["--adam.beta1", "0.8"], "set --thor.beta1, or choose --optimizer adam"),
         (["--thor.damping", "0.1", "--adam.beta1", "0.8"], "set --thor.inner adam, or choose --optimizer adam"),
