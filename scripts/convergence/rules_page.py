@@ -84,6 +84,9 @@ Both comparisons also tell the peak memory of the process, and how many inverses
 - Two things were changed after a first search, before any run with a test seed. On the autoencoder all five trials of
   the paper's THOR had broken down, so that the range of its rate was moved down by a factor of ten. SOAP was searched
   anew, for its eigenbases had not been orthogonal in directions without curvature.
+- One contender was run again after runs with test seeds: inverses without a damping, on the autoencoder. Their default
+  trace rule had stopped all layers within the first steps, which those runs brought to light. The default was mended
+  before any run of this contender on another task.
 - K-FAC is this project's own code with whole factors, and so are all the optimizers. Tests compare Adam, Adafactor and
   Muon with PyTorch's.
 - Adam's and Momentum's weight decay is coupled, that of Muon, SOAP and THOR is decoupled. AdamW takes no part.
