@@ -19,6 +19,7 @@ from mindspore import nn
 
 import thor
 from scripts import train
+from scripts.convergence import measures, results, results_page, tables
 from scripts.docs import repository_pages
 from tests.support.markdown import take_apart
 from tests.support.paths import ROOT
@@ -27,8 +28,6 @@ DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
 README = ROOT / "README.md"
 README_TEXT = README.read_text(encoding="utf-8")
-#: headings of the results page, in the order of the README's table
-TASKS = ("The autoencoder", "ResNet-8, batch 128", "ResNet-8, batch 1024", "The language model")
 
 
 def blocks(page: Path) -> list[str]:
@@ -122,18 +121,28 @@ def test_the_readme_is_short_and_says_where_it_ran_at_once():
     assert len(pictures) == 1 and results.count("\n|---") == 1 and len(re.findall(r"^- ", results, re.MULTILINE)) == 3
 
 
-def test_the_numbers_of_the_readme_are_those_of_the_results():
+def test_the_numbers_of_the_readme_are_those_of_the_benchmark():
+    """A row for each finished task: values at equal budget, and THOR's costs as shares of the lowest of first order."""
+    found = results.read(results_page.FOLDER / results_page.DATA)
+    finished = [name for name in found.tasks if name not in results_page.begun(found)]
     table = README_TEXT.split("| task |")[1].split("\n\n")[0]
-    rows = [re.findall(r"(?<![\w-])\d+\.\d+", row) for row in table.splitlines()[2:]]
-    page = (DOCS / "results" / "convergence.md").read_text(encoding="utf-8")
-    sections = [page.split(f"\n## {head}\n")[1].split("\n## ")[0] for head in TASKS]
-    assert len(rows) == len(TASKS)
-    for (best, own, epochs, seconds), section in zip(rows, sections, strict=True):
-        (line,) = [line for line in section.splitlines() if line.startswith("| THOR |")][:1]
-        cells = [cell.strip() for cell in line.split("|")[2:]]
-        assert float(cells[0].split(" ±")[0]) == pytest.approx(float(own), abs=0.006)
-        assert f"({epochs})" in cells[1] and f"({seconds})" in cells[3]
-        assert best in section.split("\n| ")[0]
+    rows = [[cell.strip(" *") for cell in row.split("|")[2:-1]] for row in table.splitlines()[2:]]
+    assert len(rows) == len(finished)
+    for (best, muon, soap, own, epochs, seconds), name in zip(rows, finished, strict=True):
+        task, contenders = found.rules.tasks[name], found.tasks[name].contenders
+        ends = {key: measures.equal_budget(task, each.equal_budget).final.median for key, each in contenders.items()}
+        costs = {
+            key: measures.to_target(task, each.to_target, found.tasks[name].target) for key, each in contenders.items()
+        }
+        choose = max if task.higher_is_better else min
+        setter = choose(found.rules.target.set_by, key=lambda key, ends=ends: ends[key])
+        shown = {key: tables.value(task, end).replace("%", " %") for key, end in ends.items()}
+        assert best == f"{shown[setter]} ({found.rules.contenders[setter].title})"
+        assert [muon, soap, own] == [shown["muon"], shown["soap"], shown["thor"]]
+        others = measures.first_order(found.rules)
+        for told, cost in ((epochs, "epochs"), (seconds, "with_compiling")):
+            lowest = min(getattr(costs[key], cost) for key in others)
+            assert told == f"{getattr(costs['thor'], cost) / lowest:.2f}"
 
 
 # -- the site ----------------------------------------------------------------------------------------------------------
