@@ -17,7 +17,6 @@ os.environ.setdefault("GLOG_v", "3")  # MindSpore: errors only, before it is imp
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from scripts.common.arguments import file_to_write  # noqa: E402
-from scripts.common.atomic_write import write_atomically  # noqa: E402
 from scripts.common.errors import reporting_write_errors, run_program  # noqa: E402
 from scripts.run_folder.restore import checkpoint_of, settings_of  # noqa: E402
 
@@ -56,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.out:
         results = {"checkpoint": str(path), "weights": weights, "count": scores.count, **scores.named()}
         with reporting_write_errors(options.out, "the results are above"):
-            write_atomically(options.out, json.dumps(results, indent=1) + "\n")
+            options.out.write_text(json.dumps(results, indent=1) + "\n")
     return 0
 
 
