@@ -12,9 +12,9 @@ from thor.curvature.damping import Damping
 from thor.curvature.trace_rule import TraceRule
 from thor.factors.blocks import BlockPlan
 from thor.profile.profile_file import Profile
-from thor.settings.gathering import default_factor_interval, default_first_test
+from thor.settings.gathering import default_factor_interval
 from thor.settings.kinds import INVERSE
-from thor.settings.schedules import HostSchedule, RelativeDamping
+from thor.settings.schedules import HostSchedule, RelativeDamping, default_first_test
 
 DEFAULT_BLOCK_SIZE = 128
 WEIGHT_DECAY_MODES = ("coupled", "decoupled")

@@ -114,6 +114,15 @@ class GrowingInterval:
         return math.ceil((min(length, self.end) - self.start) / (self.factor - 1))
 
 
+def default_first_test(interval: Any, factor_decay: float) -> int:
+    """The default ``start`` of the trace rule: the step at which a growing interval reaches the average's memory.
+
+    A running average forgets a batch in about 1 / (1 - decay) steps. Candidates that are closer share most of their
+    batches, so that an unchanged trace tells nothing of the layer. Any other interval is tested from the first step.
+    """
+    return interval.step_of(round(1 / (1 - factor_decay))) if isinstance(interval, GrowingInterval) else 0
+
+
 def _check_positive(owner: object, *names: str) -> None:
     for name in names:
         value = getattr(owner, name)
