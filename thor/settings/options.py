@@ -127,7 +127,7 @@ def read_options(
         )
     relative = isinstance(damping, RelativeDamping)
     decay = below_1("factor_decay", factor_decay)
-    if refresh.start is None:
+    if refresh.start is None and refresh.update > 0:
         refresh = replace(refresh, start=default_first_test(interval, decay))
     return Options(
         kind=kind,
