@@ -117,7 +117,7 @@ def test_a_saved_configuration_has_what_was_filled_in(tmp_path):
         ({"beta1": 0.7}, lambda optimizer: optimizer.options.adam.beta1 == 0.7),
         ({"beta2": 0.7}, lambda optimizer: optimizer.options.adam.beta2 == 0.7),
         ({"epsilon": 0.5}, lambda optimizer: optimizer.options.adam.epsilon == 0.5),
-        ({"refresh": "thor"}, lambda optimizer: optimizer.options.refresh == thor.TraceRule.thor(start=0)),
+        ({"refresh": "thor"}, lambda optimizer: optimizer.options.refresh == thor.TraceRule.thor(start=90)),
         ({"interval": 7}, lambda optimizer: optimizer.options.interval(0) == 7),
         ({"factor_decay": 0.5}, lambda optimizer: optimizer.options.factor_decay == 0.5),
         ({"weight_decay": 0.5}, lambda optimizer: 0.5 in optimizer.decays),
