@@ -140,12 +140,12 @@ class PlainUpdate(Moving):
 
     def construct(self, loss, gradients):
         """(loss, whether the step was finite and done), for unscaled gradients in the optimizer's order."""
-        summary = _cast(loss, ms.float32) + self.summary_of_all(gradients)
         if self.clip_norm > 0:
-            norm = ops.sqrt(ops.addn(over(dot, gradients, gradients)))
-            summary = summary + norm  # the squares of finite gradients may overflow
+            norm = summary = ops.sqrt(ops.addn(over(dot, gradients, gradients)))  # not finite if an entry is not
             gradients = over(ops.partial(times, ops.minimum(self.clip_norm / (norm + 1e-12), 1.0)), gradients)
-        finite = ops.isfinite(summary)
+        else:
+            summary = self.summary_of_all(gradients)
+        finite = ops.isfinite(_cast(loss, ms.float32) + summary)
         if finite:
             loss = self.move(loss, gradients)
         else:
