@@ -89,7 +89,8 @@ Both comparisons also tell the peak memory of the process, and how many inverses
   before any run of this contender on another task.
 - K-FAC is this project's own code with whole factors, and so are all the optimizers. Tests compare Adam, Adafactor and
   Muon with PyTorch's.
-- Adam's and Momentum's weight decay is coupled, that of Muon, SOAP and THOR is decoupled. AdamW takes no part.
+- Weight decay is coupled for Momentum, Adam, Adafactor and all inverses, and decoupled for Muon, SOAP and THOR in
+  eigenbases. AdamW takes no part.
 - SOAP renews its eigenbases at every tenth step, its authors' default. THOR renews them at every step at first, and
   at every hundredth later. Neither interval is searched.
 - Few trials and a few seeds leave chance a part. The pictures' bands show how large it is.

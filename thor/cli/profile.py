@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -113,6 +113,13 @@ class ProfileSettings:
         return {"network": self.network, "source": source, "input": self.input, "batches": self.batches,
                 "seed": self.seed, "loss": self.loss, "classes": self.classes, "batch_size": batch_size}  # fmt: skip
 
+    @cached_property
+    def loss_fn(self) -> Callable[..., Any]:
+        """The loss, made of its name once."""
+        from thor.cli.network_argument import build_loss
+
+        return build_loss(self.loss)
+
     def task(self) -> Task:
         """What to measure: the network, its data and its loss, made from their names."""
         from thor.cli import network_argument
@@ -125,8 +132,7 @@ class ProfileSettings:
             self.loss == "squared-error", self.seed,
         )  # fmt: skip
         return Task(
-            net=net, forward=loss_of(net, network_argument.build_loss(self.loss)), batches=batches,
-            dims=self.block_sizes(),
+            net=net, forward=loss_of(net, self.loss_fn), batches=batches, dims=self.block_sizes(),
             threshold=self.threshold, rank=self.rank, damping=self.damping, skip=tuple(self.skip or ()),
             memory=self.held_bytes(), inverse=EIGH if self.precondition == EIGENBASIS else self.inverse,
             describe=self.description(source),
@@ -166,7 +172,7 @@ def profile(
     name = _start_device(settings)
     task = settings.task()
     _check_batches(task, settings.batches)
-    _try_network(task, settings.loss)
+    _try_network(task, settings.loss_fn)
     say(f"profiling {settings.network} on {name}; at most {task.memory / GIB:.1f} GiB held")
     found = _measure(task, settings.out, unfinished)
     report.show(found, console, settings.interval, settings.budget)
@@ -213,10 +219,8 @@ def _check_batches(task: Task, asked: int) -> None:
         raise UserError(f"--batches {asked}: the data has {there} only")
 
 
-def _try_network(task: Task, loss: str) -> None:
+def _try_network(task: Task, loss_fn: Callable[..., Any]) -> None:
     """One forward pass up to the loss, so that a wrong shape is reported before anything is measured."""
-    from thor.cli.network_argument import build_loss
-
     *inputs, targets = next(task.batches())
     task.net.set_train(False)  # normalisation layers keep their statistics
     shapes = " and ".join(str(tuple(item.shape)) for item in inputs)
@@ -232,7 +236,7 @@ def _try_network(task: Task, loss: str) -> None:
             f"the network returns {found}, and the loss takes one tensor: profile a Cell that returns only the "
             f"output to train on, or give --loss module:callable that takes what it returns"
         )
-    _computed(partial(build_loss(loss), output, targets), refusal)
+    _computed(partial(loss_fn, output, targets), refusal)
 
 
 def _computed(compute: Callable[[], Any], refusal: str) -> Any:
