@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from thor.settings.schedules import ExponentialDamping, GrowingInterval, PolynomialRate, RelativeDamping
     from thor.train_step import TrainStep
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "THOR", "BlockPlan", "Decision", "DynamicLossScale", "ExponentialDamping", "GrowingInterval", "LayerRecord",
     "PolynomialRate", "RefreshRecord", "RelativeDamping", "Sharing", "TellOptimizer", "TraceRule", "TrainStep",
