@@ -20,7 +20,8 @@ from rich.text import Text  # noqa: E402
 
 from scripts.common.arguments import picture_to_write  # noqa: E402
 from scripts.common.errors import run_program  # noqa: E402
-from scripts.plot import METRICS_OF_TEST, draw_scores, short_names  # noqa: E402
+from scripts.plot import draw_scores, short_names  # noqa: E402
+from scripts.run_folder.evaluations import METRICS_OF_TEST, common_metric, evaluations, metric_of  # noqa: E402
 from scripts.run_folder.metrics_recorder import METRICS, median_of_steps, read_metrics  # noqa: E402
 from scripts.run_folder.restore import check_run_folder, settings_of  # noqa: E402
 from thor.report.metrics_file import Line  # noqa: E402
@@ -71,21 +72,19 @@ def read_result(folder: Path, name: str) -> Result:
     """Read the evaluations of a run, finished or not."""
     check_run_folder(folder)
     lines = read_metrics(folder)
-    evaluations = [line for line in lines if line["kind"] in ("epoch", "eval") and "test_loss" in line]
-    if not evaluations:
+    found = evaluations(lines)
+    key = metric_of(found)
+    if key is None:
         raise UserError(f"{folder}: has no evaluation yet (no metrics.jsonl with test results)")
-    key = next(key for key in METRICS_OF_TEST if key in evaluations[0])
-    if not all(key in line for line in evaluations):
+    if not all(key in line for line in found):
         raise UserError(f"{folder / METRICS}: has {key} in some evaluations, and not in others")
-    return Result(name, settings_of(folder).optimizer, key, evaluations, median_of_steps(lines))
+    return Result(name, settings_of(folder).optimizer, key, found, median_of_steps(lines))
 
 
 def compare(folders: Sequence[Path]) -> list[Result]:
     """Read the results of several runs; UserError if they have different metrics."""
     results = [read_result(folder, name) for folder, name in zip(folders, short_names(folders), strict=True)]
-    keys = {result.key for result in results}
-    if len(keys) > 1:
-        raise UserError(f"the runs have different metrics, {', '.join(sorted(keys))}: compare runs of one task")
+    common_metric({result.name: result.evaluations for result in results})
     return results
 
 

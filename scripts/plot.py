@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -24,6 +24,7 @@ from matplotlib.ticker import MaxNLocator  # noqa: E402
 
 from scripts.common.arguments import picture_to_write  # noqa: E402
 from scripts.common.errors import reporting_write_errors, run_program  # noqa: E402
+from scripts.run_folder.evaluations import METRICS_OF_TEST, common_metric, evaluations  # noqa: E402
 from scripts.run_folder.metrics_recorder import METRICS, read_metrics  # noqa: E402
 from thor.runtime.errors import UserError  # noqa: E402
 
@@ -33,25 +34,6 @@ MARKS = {"UPDATE": ("o", 5.0), "KEEP": ("|", 9.0), "STOP": ("X", 10.0)}  # marke
 STYLES = ("-", "--", ":", "-.")
 X_AXES = (("epoch", "epoch"), ("seconds", "training time, seconds"))
 SMOOTHING = 0.7  # share of the past in the running mean of the step losses
-
-
-class Metric(NamedTuple):
-    """How a metric of the test set is displayed."""
-
-    title: str
-    factor: float
-    higher_is_better: bool
-
-    def shown(self, value: float) -> str:
-        """Format a value."""
-        return f"{value:.2%}" if self.higher_is_better else f"{value:.4g}"
-
-
-# Metrics by their names in a metrics file; a run has one of them.
-METRICS_OF_TEST = {
-    "test_accuracy": Metric("Test accuracy, %", 100.0, True),
-    "test_error": Metric("Test squared error an image", 1.0, False),
-}
 
 
 def plot(folders: Sequence[Path], path: Path) -> None:
@@ -115,24 +97,6 @@ def _smoothed(values: Sequence[float]) -> list[float]:
     return means
 
 
-def _evaluations(lines: Lines) -> Lines:
-    """Lines with results on the test set."""
-    return [line for line in lines if line["kind"] in ("epoch", "eval") and "test_loss" in line]
-
-
-def _metric_of(runs: dict[str, Lines]) -> str:
-    """The metric that the runs have in common; accuracy if none is evaluated, UserError if they differ."""
-    found: dict[str, str] = {}
-    for name, lines in runs.items():
-        own = next((key for key in METRICS_OF_TEST if any(key in line for line in _evaluations(lines))), None)
-        if own is not None:
-            found.setdefault(own, name)
-    if len(found) > 1:
-        told = ", ".join(f"{key} of {name}" for key, name in found.items())
-        raise UserError(f"the runs have different metrics, {told}: draw runs of one task together")
-    return next(iter(found), "test_accuracy")
-
-
 def _shown(name: str) -> str:
     """A name for a legend, from which matplotlib drops names that begin with an underscore."""
     return f" {name}" if name.startswith("_") else name
@@ -140,10 +104,11 @@ def _shown(name: str) -> str:
 
 def _scores(axes: Axes, runs: dict[str, Lines], x: str, label: str) -> None:
     """Draw the test accuracy, or the squared error of a reconstruction, at each evaluation."""
-    key = _metric_of(runs)
+    tested = {name: evaluations(lines) for name, lines in runs.items()}
+    key = common_metric(tested) or "test_accuracy"
     metric = METRICS_OF_TEST[key]
-    for number, (name, lines) in enumerate(runs.items()):
-        found = [line for line in _evaluations(lines) if key in line]
+    for number, (name, lines) in enumerate(tested.items()):
+        found = [line for line in lines if key in line]
         scores = [metric.factor * line[key] for line in found]
         style: dict[str, Any] = {"marker": "o", "markersize": 4, "linewidth": 1.6}
         axes.plot([line[x] for line in found], scores, STYLES[number % 4], label=_shown(name), **style)

@@ -69,10 +69,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def table(summaries: Sequence[dict[str, Any]]) -> Table:
     """A table of the results, with one column per run."""
-    from scripts.plot import METRICS_OF_TEST
+    from scripts.run_folder.evaluations import METRICS_OF_TEST, metric_of
 
     lines = [line for summary in summaries for line in summary["epochs"]]
-    key = next((each for each in METRICS_OF_TEST if any(each in line for line in lines)), "test_accuracy")
+    key = metric_of(lines) or "test_accuracy"
     metric = METRICS_OF_TEST[key]
     grid = Table(title=f"{summaries[0]['data']}, {metric.title.partition(',')[0].lower()}")
     grid.add_column("after epoch")
