@@ -209,8 +209,10 @@ def measure(name: str, rounds: int, size: int | None, own: bool, options: dict[s
         other, _, _ = network(name, size)
         thor.device.fast_convolutions(other)
         separate = summary(interleaved({base: alone, OWN: train_one_step_cell(other, loss_fn)}, batch, rounds), base)
-        for what, of_phases in found.items():
-            of_phases[OWN] = separate[what][OWN]
+        slower = found["ms"][base] / separate["ms"][base]
+        found["ratio"][OWN] = separate["ratio"][OWN]
+        found["ms"][OWN] = separate["ms"][OWN] * slower
+        found["quartiles"][OWN] = [each * slower for each in separate["quartiles"][OWN]]
     return found | {"state_bytes": phases.optimizer.memory()["total"]}
 
 
@@ -229,15 +231,23 @@ def interleaved(
 
 
 def summary(times: dict[str, list[float]], base: str = "Momentum") -> dict[str, Any]:
-    """Median and quartiles of each phase's milliseconds, and the median over the rounds of its ratio to ``base``.
+    """Ratios of each phase to ``base``, round by round, and milliseconds that follow from them.
 
-    A slow phase of the machine affects all steps of a round, so the ratios scatter less than the times.
+    A slow phase of the machine affects all steps of a round, so the ratios scatter less than the times. The times are
+    the ratios times one median of the baseline, so that they tell the same as the ratios.
+
+    Returns:
+        ``ratio``, medians over the rounds; ``ms`` and ``quartiles``, milliseconds.
     """
-    baseline = np.array(times[base])
+    typical = float(np.median(times[base]))
+    ratios = {phase: np.array(each) / np.array(times[base]) for phase, each in times.items()}
     return {
-        "ms": {phase: float(np.median(each)) for phase, each in times.items()},
-        "quartiles": {phase: [float(q) for q in np.percentile(each, (25, 75))] for phase, each in times.items()},
-        "ratio": {phase: float(np.median(np.array(each) / baseline)) for phase, each in times.items()},
+        "ms": {phase: typical * float(np.median(each)) for phase, each in ratios.items()},
+        "quartiles": {
+            phase: [typical * float(quartile) for quartile in np.percentile(each, (25, 75))]
+            for phase, each in ratios.items()
+        },
+        "ratio": {phase: float(np.median(each)) for phase, each in ratios.items()},
     }
 
 

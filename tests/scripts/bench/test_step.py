@@ -28,9 +28,21 @@ def test_beside_eigenbases_the_baseline_is_adam():
 def test_a_ratio_is_of_steps_of_one_round():
     """The second round on a machine half as fast, the third with one slow step: medians of times say 20 / 10."""
     found = step.summary({"Momentum": [10.0, 20.0, 8.0], "plain": [11.0, 22.0, 20.0]})
-    assert found["ms"] == {"Momentum": 10.0, "plain": 20.0}
     assert found["ratio"] == {"Momentum": 1.0, "plain": pytest.approx(1.1)}
-    assert found["quartiles"]["plain"] == [15.5, 21.0]
+    assert found["ms"] == {"Momentum": 10.0, "plain": pytest.approx(11.0)}  # the ratios again
+    assert found["quartiles"]["plain"] == pytest.approx([11.0, 18.0])
+
+
+def test_a_step_of_rounds_of_its_own_keeps_its_ratio(monkeypatch):
+    """The machine is half as fast in the second rounds: the times of both are those of the first."""
+    rounds = iter(
+        ({"Momentum": [10.0, 10.0], "plain": [12.0, 12.0]}, {"Momentum": [20.0, 20.0], step.OWN: [60.0, 80.0]})
+    )
+    monkeypatch.setattr(step, "interleaved", lambda *_: next(rounds))
+    found = step.measure("lenet", 2, 2, True, {"precondition": "inverse"})
+    assert found["ratio"] == pytest.approx({"Momentum": 1.0, "plain": 1.2, step.OWN: 3.5})
+    assert found["ms"] == pytest.approx({"Momentum": 10.0, "plain": 12.0, step.OWN: 35.0})
+    assert found["quartiles"][step.OWN] == pytest.approx([32.5, 37.5])
 
 
 @pytest.mark.parametrize("name", step.NETWORKS)
