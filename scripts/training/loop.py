@@ -11,6 +11,7 @@ from pathlib import Path
 from mindspore import Tensor
 from rich.console import Console
 
+from first_order.compiled import CompiledFunction
 from scripts.common.errors import reporting_write_errors
 from scripts.run_folder import checkpoints, heartbeat
 from scripts.run_folder.block_plan_file import chooses_block_plan, load_block_plan
@@ -214,14 +215,14 @@ def _epoch(run: Run, recorder: Recorder, display: ProgressDisplay, interrupt: In
     waiting_since = time.perf_counter()
     for batch in batches:
         run.heart.beat(run.position.step, heartbeat.STEP)
-        phase, compiled = run.stepper.phase(), run.stepper.compilations()
+        phase, compiled = run.stepper.phase(), CompiledFunction.seconds
         begin = time.perf_counter()
         inputs = [Tensor(part) for part in batch[:-1]]
         target = inputs[0] if settings.reconstructs else Tensor(batch[-1])
         loss = float(run.stepper.step(*inputs, target).asnumpy())
         loss, asked = run.ranks.agree(loss, interrupt.requested or run.heart.orphaned)
         seconds = time.perf_counter() - begin
-        run.phases.add(phase, seconds, run.stepper.compilations() > compiled)
+        run.phases.add(phase, seconds, CompiledFunction.seconds - compiled)
         run.position = advanced(run.position, loss, seconds, settings.accumulation)
         step, whole = run.position.step, run.position.step % settings.accumulation == 0
         if run.average and whole:

@@ -45,10 +45,6 @@ class Stepper:
     inverse_seconds: Callable[[], list[float]] = list
     state: tuple[nn.Cell, ...] = ()
 
-    def compilations(self) -> int:
-        """Number of functions that were compiled so far."""
-        return self.step.graphs
-
 
 def _sharing(settings: TrainSettings) -> Any:
     """How the ranks of a job share the inverses; None without a job, where --dry-run only checks the settings."""

@@ -13,13 +13,10 @@ COMPILING = "compiling"
 
 
 class Phases:
-    """Sums times by phase. Steps in which MindSpore compiles, as the first of each kind, count as `compiling`."""
-
-    _STEPS = ("step", "plain", "curvature", "refresh")
+    """Sums times by phase. What MindSpore's compiler takes of a step counts as `compiling`."""
 
     def __init__(self) -> None:
         self._sums: dict[str, list[float]] = {}
-        self._seen: set[str] = set()
 
     def restore(self, sums: dict[str, list[float]]) -> None:
         """Continue with the sums of an earlier process."""
@@ -31,18 +28,16 @@ class Phases:
 
     @property
     def compiling(self) -> float:
-        """Seconds of the steps in which MindSpore compiled."""
+        """Seconds that MindSpore's compiler took."""
         return round(self._sums.get(COMPILING, (0, 0.0))[1], 3)
 
-    def add(self, name: str, seconds: float, compiled: bool = False) -> None:
-        """Add one occurrence of a phase; `compiled` marks a later step of its kind in which MindSpore compiled."""
-        first = name in self._STEPS and name not in self._seen
-        self._seen.add(name)
-        if first or compiled:
-            name = COMPILING
-        pair = self._sums.setdefault(name, [0, 0.0])
-        pair[0] += 1
-        pair[1] += seconds
+    def add(self, name: str, seconds: float, compiling: float = 0.0) -> None:
+        """Add one occurrence of a phase, with the seconds that MindSpore's compiler took of it."""
+        parts = {name: seconds - compiling} | ({COMPILING: compiling} if compiling else {})
+        for part, taken in parts.items():
+            pair = self._sums.setdefault(part, [0, 0.0])
+            pair[0] += 1
+            pair[1] += taken
 
     @contextmanager
     def measure(self, name: str) -> Iterator[None]:

@@ -179,7 +179,7 @@ def _time(run: RunFiles) -> str:
         for name, (count, seconds) in sorted(phases.items(), key=lambda item: -item[1][1])
         if count
     ]
-    caption = "The first step of each kind is counted as compiling."
+    caption = "What the compiler took of a step is counted as compiling."
     skew = run.summary.get("skew")
     if skew:
         caption += (
