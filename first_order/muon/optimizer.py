@@ -227,7 +227,7 @@ class Muon(DecoupledDecay):
         alike: dict[Any, list[list[int]]] = {}
         for i in self.matrices:
             p = self.parameters[i]
-            lists = alike.setdefault((self.kind_of[i], matrix_shape(p.shape), str(p.dtype)), [[]])
+            lists = alike.setdefault((self.kind_of[i], tuple(p.shape), str(p.dtype)), [[]])
             if lists[-1] and (len(lists[-1]) + 1) * p.size > STACK_LIMIT:
                 lists.append([])
             lists[-1].append(i)

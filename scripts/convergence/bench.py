@@ -31,12 +31,21 @@ TRAIN = Path(__file__).resolve().parents[1] / "train.py"
 
 
 class Job(NamedTuple):
-    """A run to do: its folder, its configuration, the metric that is read, and the run itself if it is known."""
+    """A run to do.
+
+    Attributes:
+        folder: Its folder.
+        settings: Its configuration.
+        metric: The metric that is read.
+        known: The run itself, if it is known.
+        in_one_go: Begin anew after an interrupt: a run that goes on compiles twice, and its seconds tell so.
+    """
 
     folder: Path
     settings: TrainSettings
     metric: str
     known: Run | None = None
+    in_one_go: bool = False
 
 
 class EndedEarlyError(Exception):
@@ -95,7 +104,7 @@ class Bench:
             raise EndedEarlyError
         folder.mkdir(parents=True, exist_ok=True)
         start = time.monotonic()
-        status = self._train(folder, settings)
+        status = self._train(folder, settings, "--overwrite" if job.in_one_go else "--resume=auto")
         if status in (INTERRUPTED, STOPPED):
             self.ended.set()
         if status and self.ended.is_set():
@@ -119,12 +128,12 @@ class Bench:
         """Print a line as it is."""
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    def _train(self, folder: Path, settings: TrainSettings) -> int:
-        """Run train.py and return its status."""
+    def _train(self, folder: Path, settings: TrainSettings, how: str) -> int:
+        """Run train.py with a flag and return its status."""
         path = _beside(folder, ".yaml")
         save_config(settings, path)
         with _beside(folder, ".log").open("a") as log:
-            command = [sys.executable, str(TRAIN), "--config", str(path), "--resume", "auto"]
+            command = [sys.executable, str(TRAIN), "--config", str(path), how]
             process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=os.environ | self.share)
             self.running.append(process)
             if self.ended.is_set():  # it may have been set since the check before

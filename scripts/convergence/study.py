@@ -125,7 +125,7 @@ class Study:
         for name, parts in found.items():
             whole = next((run for run in parts.get("to_target", ()) if not run.broke_down), None)
             if whole is not None and not whole.timed_alone:
-                jobs[name] = self._job(name, chosen[name].to_target, whole.seed, TIMING)
+                jobs[name] = self._job(name, chosen[name].to_target, whole.seed, TIMING)._replace(in_one_go=True)
         if self.timed:
             self.bench.pace.total += len(jobs)
             for job in jobs.values():

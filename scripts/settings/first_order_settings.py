@@ -75,7 +75,7 @@ class MuonSettings(Settings):
             0.2 sqrt(max(R, C)), so that one learning rate serves Muon and AdamW; `original` by sqrt(max(1, R / C)).
         flatten: Whether Muon moves weights of more than two axes too, as matrices of the first axis by all others.
         adamw: Patterns of the names of weights of two axes or more that AdamW moves, besides all embeddings; None for
-            the last such weight of the network, its output layer.
+            the last such weight of the network, its output layer, or the table of an embedding that it takes.
         adamw_learning_rate: Learning rate of AdamW's weights at its highest; None for learning_rate.
         adamw_beta1: AdamW's decay of the running average of the gradients.
         adamw_beta2: AdamW's decay of the running average of the squared gradients.

@@ -287,7 +287,7 @@ def muon_groups(network: nn.Cell, settings: TrainSettings) -> list[dict[str, Any
 
     own, weights = settings.muon, network.trainable_params()
     if own.adamw is None:
-        by_name = [p for p in weights if p.ndim > 1 and "embedding" not in p.name][-1:]
+        by_name = _output_layer(network, weights)
     else:
         patterns = [re.compile(pattern) for pattern in own.adamw]
         by_name = [p for p in weights if any(pattern.search(p.name) for pattern in patterns)]
@@ -300,3 +300,14 @@ def muon_groups(network: nn.Cell, settings: TrainSettings) -> list[dict[str, Any
         )
         groups.setdefault((adamw, decays), fresh)["params"].append(weight)
     return list(groups.values())
+
+
+def _output_layer(network: nn.Cell, weights: list[ms.Parameter]) -> list[ms.Parameter]:
+    """The table of an embedding that the output layer takes as its weight, as BERT's; or the last matrix."""
+    owners: dict[int, list[nn.Cell]] = {}
+    for _, cell in network.cells_and_names():
+        for p in cell.get_parameters(expand=False):
+            owners.setdefault(id(p), []).append(cell)
+    shared = [p for p in weights if len(owners[id(p)]) > 1]
+    tables = [p for p in shared if any("Embedding" in type(cell).__name__ for cell in owners[id(p)])]
+    return tables or [p for p in weights if p.ndim > 1 and "embedding" not in p.name][-1:]

@@ -101,10 +101,10 @@ def test_a_step_does_not_depend_on_the_scale_of_the_gradients():
             np.testing.assert_allclose(one, other, rtol=1e-9)
 
 
-@pytest.mark.parametrize(("limit", "stacks"), [(1, [1] * 6), (50, [2, 2, 1, 1]), (None, [4, 1, 1])])
+@pytest.mark.parametrize(("limit", "stacks"), [(1, [1] * 7), (50, [2, 2, 1, 1, 1]), (None, [4, 1, 1, 1])])
 def test_equal_matrices_move_together_as_they_would_alone(limit, stacks, monkeypatch):
     monkeypatch.setattr(module, "STACK_LIMIT", limit or module.STACK_LIMIT)
-    shapes = [(6, 4)] * 4 + [(4, 6), (3, 8)]
+    shapes = [(6, 4)] * 4 + [(4, 6), (3, 8), (6, 1, 2, 2)]  # the kernel's matrix is as the first ones
     values = arrays(0, shapes)
     together = Muon(make_parameters(values), 0.1)
     assert [len(move.weights) for move in together.moves] == stacks

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from scripts.convergence import rules, search
-from scripts.convergence.bench import Bench, Job
+from scripts.convergence.bench import Bench, EndedEarlyError, Job
 from scripts.convergence.pace import Pace
 from scripts.convergence.results import Run
 from scripts.settings.yaml_config import save_config
@@ -140,6 +140,17 @@ def test_a_training_that_was_killed_is_no_result_whatever_it_has_told(status, be
     with pytest.raises(UserError, match=f"training ended with status {status}"):
         bench.run_all([job(tmp_path, 1)])
     assert not (job(tmp_path, 1).folder / "failed.txt").exists()
+
+
+@pytest.mark.parametrize("in_one_go", [False, True])
+def test_a_run_whose_seconds_count_begins_anew_after_an_interrupt(in_one_go, bench, tmp_path, monkeypatch):
+    """A run that goes on compiles its graphs twice, and its seconds would say so."""
+    monkeypatch.setattr(subprocess, "Popen", type("Asked", (Process,), {"status": 3, "begun": (begun := [])}))
+    for _ in range(2):
+        bench.ended.clear()
+        with pytest.raises(EndedEarlyError):
+            bench.run(job(tmp_path, 1)._replace(in_one_go=in_one_go))
+    assert [command[-1] for command in begun] == ["--overwrite" if in_one_go else "--resume=auto"] * 2
 
 
 def test_runs_whose_names_have_points_do_not_share_their_files(bench, tmp_path, monkeypatch):

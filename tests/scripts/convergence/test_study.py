@@ -104,6 +104,7 @@ def test_seconds_are_those_of_one_more_run_where_there_is_one():
 
     def value(job):
         name = job.folder.name
+        assert job.in_one_go == (name == "timing")
         if name == "to-target-1" and job.folder.parent.name == "thor":
             return broken(1)
         return run(job.settings.seed, [9.0, 4.0, 4.0, 4.0], compiling=7.0 if name == "timing" else 1.0)

@@ -6,13 +6,14 @@ import pytest
 from mindspore import nn
 
 import thor
+from models.bert import TiedDecoder
 from scripts.data import imagenet_samples
 from scripts.data.factory import open_feeds
 from scripts.run_folder.metrics_recorder import read_metrics
 from scripts.settings.yaml_config import load_config, save_config, validate
 from scripts.training.loop import train
 from scripts.training.networks import build_loss, build_network
-from scripts.training.optimizers import build_stepper
+from scripts.training.optimizers import build_stepper, muon_groups
 from tests.scripts.training.test_loop import quiet
 from tests.support.tiny_runs import tiny_settings
 
@@ -170,6 +171,22 @@ def test_thors_in_an_eigenbasis(own, reached):
 def test_those_of_first_order(name, own, reached):
     assert not reached(optimizer_of(name, {})), "a default would prove nothing"
     assert reached(optimizer_of(name, own))
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_an_output_layer_that_takes_an_embeddings_table_leaves_all_matrices_to_muon(tied):
+    class Words(nn.Cell):
+        def __init__(self):
+            super().__init__()
+            self.embedding, self.hidden = nn.Embedding(5, 4), nn.Dense(4, 4)
+            self.output = TiedDecoder(self.embedding) if tied else nn.Dense(4, 5)
+
+        def construct(self, tokens):
+            return self.output(self.hidden(self.embedding(tokens)))
+
+    groups = muon_groups(Words(), validate({"optimizer": "muon", "device": "CPU"}))
+    by_adamw = [p.name for group in groups if "use_muon" in group for p in group["params"]]
+    assert by_adamw == ["output.weight"]  # of the tied one, the table, which the output layer has renamed
 
 
 @pytest.mark.parametrize("level", ["O2", "O3"])
