@@ -13,8 +13,9 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
+from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 os.environ.setdefault("GLOG_v", "3")  # MindSpore: errors only, before it is imported
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -24,6 +25,9 @@ from scripts.common.errors import reporting_write_errors, run_program  # noqa: E
 from scripts.run_folder.restore import checkpoint_of, settings_of  # noqa: E402
 from scripts.settings.train_settings import TrainSettings  # noqa: E402
 from thor.runtime.errors import UserError  # noqa: E402
+
+if TYPE_CHECKING:
+    from mindspore import nn
 
 ENDINGS = {"mindir": ".mindir", "onnx": ".onnx"}
 IMAGES = {"fashion_mnist": (1, 28, 28), "cifar10": (3, 32, 32), "cifar100": (3, 32, 32)}
@@ -73,7 +77,7 @@ def export(
     with writing, tempfile.TemporaryDirectory(prefix="writing.", dir=out.parent) as name:
         temporary = Path(name, out.name)  # the final name, by which the parts of a large network refer to each other
         try:
-            ms.export(network, *_example(settings, batch), file_name=str(temporary), file_format=form.upper())
+            ms.export(network, *_example(settings, network, batch), file_name=str(temporary), file_format=form.upper())
         except OSError:
             raise
         except Exception as error:  # the exporter passes on any exception of an operator
@@ -107,14 +111,23 @@ def _from_data(settings: TrainSettings, run: Path) -> dict[str, Any]:
     return {"vocab_size": len(words)}
 
 
-def _example(settings: TrainSettings, batch: int) -> list[Any]:
-    """Zero inputs of the shapes that the network takes."""
+def _example(settings: TrainSettings, network: nn.Cell, batch: int) -> list[Any]:
+    """Zero inputs of the shapes that the network takes.
+
+    A network of masked text that needs positions gets them; one that does not scores every token without.
+    """
     import mindspore as ms
     import numpy as np
 
+    from scripts.data.text import masked_tokens
+
     data = settings.data
-    if data.name == "text":  # without positions as a second input, the network scores every token
-        return [ms.Tensor(np.zeros((batch, data.tokens), np.int32))]
+    if data.name == "text":
+        tokens = ms.Tensor(np.zeros((batch, data.tokens), np.int32))
+        needed = [each for each in signature(network.construct).parameters.values() if each.default is each.empty]
+        if data.objective == "masked" and len(needed) > 1:
+            return [tokens, ms.Tensor(np.zeros((batch, masked_tokens(data.tokens)), np.int32))]
+        return [tokens]
     shape = IMAGES.get(data.name, (3, data.size, data.size))
     return [ms.Tensor(np.zeros((batch, *shape), np.float32))]
 

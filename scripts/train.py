@@ -15,9 +15,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
+
+BEGAN = time.time()  # before the imports, during which a user may ask the run to stop
 
 os.environ.setdefault("GLOG_v", "3")  # MindSpore: errors only, before it is imported
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -29,8 +33,13 @@ from scripts.settings.yaml_config import load_config  # noqa: E402
 from thor.runtime.errors import UserError  # noqa: E402
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the program; the exit status is 130 if a signal has ended it early, 3 if the stop file has."""
+def main(arguments: Sequence[str] | None = None, began: float | None = None) -> int:
+    """Run the program; the exit status is 130 if a signal has ended it early, 3 if the stop file has.
+
+    Args:
+        arguments: Those of the command line unless given.
+        began: time.time() at the start of the program, or now.
+    """
     options, overrides = _parser().parse_known_args(arguments)
     if options.config is None and not overrides:
         raise UserError("--config is needed, such as --config scripts/config/quickstart_thor.yaml (--help tells more)")
@@ -48,13 +57,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from scripts.training.loop import train
 
     resume = {"no": False, "last": True}.get(options.resume, options.resume)
-    run = train(settings, resume=resume, overwrite=options.overwrite)
+    run = train(settings, resume=resume, overwrite=options.overwrite, began=began)
     if run.finished:
         if run.ranks.leads:
             print(f"results are in {run.folder}")
         return 0
     if run.ranks.leads:
-        again = f"--config {run.folder / CONFIG} --resume"
+        again = f"--config {shlex.quote(str(run.folder / CONFIG))} --resume"
         print(f"ended after step {run.position.step}; checkpoint saved. To go on:")
         if run.ranks.count > 1:  # a single process would take the complete batch
             print(f"  the same job, with  -- {again}  for its processes (scripts/cluster/launch.py)")
@@ -86,4 +95,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    run_program(main)
+    run_program(lambda: main(began=BEGAN))

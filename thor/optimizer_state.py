@@ -8,7 +8,7 @@ everything that training depends on besides the weights. There are two clocks: t
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -81,6 +81,11 @@ class StepCounts(nn.Cell):
         if (count := self._count) is not None:
             set_unregistered(self, _count=None)
             count()
+
+    def parameters_and_names(self, name_prefix: str = "", expand: bool = True) -> Iterator[tuple[str, Parameter]]:
+        """As of any Cell, with the last step counted: checkpoints are made of it."""
+        self.settle()
+        return super().parameters_and_names(name_prefix, expand)
 
     @property
     def loss_scale(self) -> float:

@@ -120,9 +120,12 @@ def _same_classes(root: Path, found: list[str], expected: Sequence[str]) -> None
 
 def _images(folder: Path) -> list[str]:
     """Sorted names of a class's images."""
-    with os.scandir(folder) as entries:
-        names = (entry.name for entry in entries if not entry.name.startswith("."))  # macOS adds ._NAME.JPEG
-        files = sorted(name for name in names if name.lower().endswith(ENDINGS))
+    try:
+        with os.scandir(folder) as entries:
+            names = (entry.name for entry in entries if not entry.name.startswith("."))  # macOS adds ._NAME.JPEG
+            files = sorted(name for name in names if name.lower().endswith(ENDINGS))
+    except OSError as error:
+        raise UserError(f"{folder}: {error.strerror}; it must be a folder of images that can be read") from None
     if not files:
         raise UserError(f"{folder}: holds no images (NAME.JPEG); delete the folder, or fill it")
     for name in files:

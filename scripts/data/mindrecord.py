@@ -22,7 +22,7 @@ from typing import Any
 import mindspore.dataset as ds
 from mindspore.mindrecord import FileWriter
 
-from scripts.common.errors import run_program
+from scripts.common.errors import reporting_write_errors, run_program
 from scripts.data import imagenet_folder, images
 from scripts.data.image_source import Item
 from scripts.data.imagenet_folder import ImageFolder
@@ -45,7 +45,7 @@ class Records:
         classes: Names of the classes; a label is an index into it.
         count: Number of images.
         files: The MindRecord files.
-        left_out: The unreadable images that were left out, and the reason of each.
+        left_out: The unreadable images that were left out, by their path in the folder, and the reason of each.
     """
 
     folder: Path
@@ -113,7 +113,7 @@ def convert(source: ImageFolder, target: Path, shards: int = 1, strict: bool = F
         strict: An unreadable image ends the conversion.
 
     Returns:
-        The unreadable images that were left out, and the reason of each.
+        The unreadable images that were left out, by their path in the folder, and the reason of each.
     """
     if not 1 <= shards <= 1000:
         raise UserError(f"shards must be 1 to 1000, and is {shards}")
@@ -121,15 +121,17 @@ def convert(source: ImageFolder, target: Path, shards: int = 1, strict: bool = F
         raise UserError(f"{target}: exists already; delete it or choose another place")
     partial = target.with_name(f"{target.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
     skipped: dict[str, str] = {}
     try:
+        with reporting_write_errors(target, "nothing of this part is converted"):
+            partial.mkdir(parents=True)
         kept = _write(_readable(source, skipped, strict), partial / FILE, shards)
         if kept == 0:
             raise UserError(f"{source.root}: none of its {len(source)} images can be read, such as {min(skipped)}")
         files = sorted(path.name for path in partial.iterdir() if path.suffix != ".db")
         about = {"classes": source.classes, "count": kept, "files": files, "left_out": skipped}
-        (partial / ABOUT).write_text(json.dumps(about, indent=1))
+        with reporting_write_errors(target, "nothing of this part is converted"):
+            (partial / ABOUT).write_text(json.dumps(about, indent=1))
         check(load(partial), source, skipped)
         os.replace(partial, target)
     finally:
@@ -151,8 +153,12 @@ def finished(source: ImageFolder, target: Path, strict: bool = False) -> dict[st
 
 def check(records: Records, source: ImageFolder, skipped: Iterable[str] = ()) -> None:
     """Raise an error unless the records are the folder's images without `skipped`: names, labels and bytes."""
-    left_out = set(skipped)
-    places = {path: number for number, path in enumerate(source.paths) if str(source.root / path) not in left_out}
+    left_out = [f"/{path}" for path in skipped]  # earlier versions have written where the folder was, too
+
+    def is_there(path: str) -> bool:
+        return not any(each.endswith(f"/{path}") for each in left_out)
+
+    places = {path: number for number, path in enumerate(source.paths) if is_there(path)}
     if len(records) != len(places):
         raise UserError(f"{records.folder}: has {len(records)} images, and {source.root} has {len(places)}")
     if records.classes != source.classes:
@@ -186,10 +192,10 @@ def _readable(source: ImageFolder, skipped: dict[str, str], strict: bool) -> Ite
                 if not isinstance(result, UnreadableError):
                     yield result
                     continue
-                path = str(source.root / source.paths[number])
                 if strict:
+                    path = source.root / source.paths[number]
                     raise UserError(f"{path}: {result} (without --strict it would be left out)")
-                skipped[path] = str(result)
+                skipped[source.paths[number]] = str(result)
 
 
 def _write(rows: Iterator[dict[str, Any]], path: Path, shards: int) -> int:
@@ -237,7 +243,7 @@ def main() -> int:
         else:
             skipped = convert(source, target, options.shards, options.strict)
         for name, reason in skipped.items():
-            print(f"left out {name}: {reason}")
+            print(f"left out {source.root / name}: {reason}")
         left = f", {len(skipped)} unreadable ones left out" if skipped else ""
         done = "there already, and checked" if there else "written and checked"
         print(f"{target}: {len(source) - len(skipped):,} images {done}{left}")

@@ -85,6 +85,11 @@ class NextPieces(TextSource):
             yield tokens, np.where(real, sequences[:, 1:-1], IGNORED).astype(np.int32).reshape(-1)
 
 
+def masked_tokens(tokens: int) -> int:
+    """Number of predicted tokens of a sequence, [CLS] and [SEP] among its tokens."""
+    return max(1, round(PREDICTED * (tokens - 2)))
+
+
 class MaskedText(TextSource):
     """Masked prediction. A batch is token numbers [B, T], positions [B, P] of the predicted tokens, labels [B P].
 
@@ -95,7 +100,7 @@ class MaskedText(TextSource):
     @property
     def predictions(self) -> int:
         """P: number of predicted tokens per sequence."""
-        return max(1, round(PREDICTED * (self.sequences.shape[1] - 2)))
+        return masked_tokens(self.sequences.shape[1])
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[MaskedBatch]:
         """Yield the batches of an epoch from number `start` on: token numbers, positions, labels."""

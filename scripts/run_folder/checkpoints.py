@@ -19,7 +19,7 @@ from typing import Any
 import mindspore as ms
 from mindspore import Parameter, Tensor, nn
 
-from scripts.common.atomic_write import write_atomically
+from scripts.common.atomic_write import replace_durably, write_atomically
 from scripts.common.errors import reporting_write_errors
 from scripts.run_folder.progress_record import Position, describe, read_position
 from thor import THOR
@@ -50,7 +50,7 @@ def _write_pair(folder: Path, tensors: list[dict[str, Any]], position: Position)
     temporary, path = folder / "writing.ckpt", folder / f"{_name(position.step)}.ckpt"
     ms.save_checkpoint(tensors, str(temporary))
     description = describe(position, temporary)
-    os.replace(temporary, path)
+    replace_durably(temporary, path)
     _write_description(path, description, position)
 
 
@@ -87,6 +87,11 @@ def last_step(folder: Path) -> int | None:
     return int(found[-1].stem.removeprefix("step-")) if found else None
 
 
+def best_of(folder: Path) -> Path:
+    """Path of the best checkpoint of a folder, which may not be there."""
+    return folder / f"{BEST}.ckpt"
+
+
 def position_at(folder: Path, step: int) -> Position:
     """The position of the checkpoint of a step."""
     path = folder / f"{_name(step)}.ckpt"
@@ -112,8 +117,8 @@ def load(folder: Path, step: int, cells: tuple[nn.Cell, ...], steps_per_epoch: i
 
 
 def clear(folder: Path) -> None:
-    """Remove all checkpoints, including partially written ones."""
-    for pattern in ("step-*.json", "step-*.ckpt", "writing.*", f"{BEST}.*"):
+    """Remove all checkpoints, including partially written ones; the best one first, which none may outlive."""
+    for pattern in (f"{BEST}.*", "step-*.json", "step-*.ckpt", "writing.*"):
         for path in folder.glob(pattern):
             path.unlink()
 
@@ -131,7 +136,7 @@ def _name(step: int) -> str:
 def choose(folder: Path, which: str) -> Path:
     """Path of the `best` or the `last` checkpoint in a folder of checkpoints."""
     last = complete(folder)
-    path = folder / f"{BEST}.ckpt" if which == BEST else last[-1].with_suffix(".ckpt") if last else folder / "step-*"
+    path = best_of(folder) if which == BEST else last[-1].with_suffix(".ckpt") if last else folder / "step-*"
     if not path.is_file():
         hint = "no evaluation gave a number yet; --checkpoint last is there" if last else (
             f"is {folder.parent} the folder of a run?"
@@ -169,7 +174,7 @@ def _save_as_best(path: Path, description: dict[str, Any]) -> None:
     except OSError:
         shutil.copyfile(path, temporary)
     best.with_suffix(".json").unlink(missing_ok=True)
-    os.replace(temporary, best)
+    replace_durably(temporary, best)
     write_atomically(best.with_suffix(".json"), json.dumps(description, indent=1))
 
 

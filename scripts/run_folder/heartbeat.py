@@ -65,7 +65,7 @@ class Heart:
             # A failed write must not end the training. If heartbeats stay away, the launcher reports it and restarts
             # from a checkpoint.
             with suppress(OSError):
-                write_atomically(self._file, json.dumps(asdict(Beat(step, doing, time.monotonic()))))
+                write_atomically(self._file, json.dumps(asdict(Beat(step, doing, time.monotonic()))), durable=False)
 
     @property
     def orphaned(self) -> bool:

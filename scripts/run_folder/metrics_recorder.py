@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import statistics
 from collections import Counter
 from collections.abc import Iterable
@@ -74,9 +75,10 @@ class Recorder:
         self._write({"kind": "ranks", "step": step, "inverse_seconds": inverse_seconds})
 
     def flush(self) -> None:
-        """Flush all files."""
+        """Flush all files; the disk has the metrics then, which a resumed run needs."""
         with reporting_write_errors(self._path, LOST):
             self._file.flush()
+            os.fsync(self._file.fileno())
             for table in self._tables:
                 table.file.flush()
         if self._board is not None:

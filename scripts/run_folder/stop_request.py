@@ -16,9 +16,12 @@ BEGAN = "THOR_JOB_BEGAN"  # environment: time.time() at the start of a launcher,
 CLOCK_LAG = 0.05  # seconds: bounds how far a file's time, which is that of the kernel's last tick, lags time.time()
 
 
-def job_start_time() -> float:
-    """Start time of the job, or now without a launcher: a request made during an attempt holds for the next."""
-    return float(os.environ.get(BEGAN, time.time()))
+def job_start_time(program: float | None = None) -> float:
+    """Start time of the job, or without a launcher that of the program, or now.
+
+    A request made during an attempt of a job holds for the next.
+    """
+    return float(os.environ.get(BEGAN, time.time() if program is None else program))
 
 
 class Interrupt:

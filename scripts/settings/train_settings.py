@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field, PlainValidator, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, PlainValidator, model_validator
 
 from scripts.settings.data_settings import IN_MEMORY, DataSettings
 from scripts.settings.first_order_settings import (  # fmt: skip
@@ -312,7 +313,7 @@ class TrainSettings(Settings):
     ema: Share = 0.0
     device: Literal["auto", "CPU", "GPU", "Ascend"] = "auto"
     mode: Literal["graph", "pynative"] = "graph"
-    out: str = "runs/train"
+    out: Annotated[str, AfterValidator(os.path.expanduser)] = "runs/train"
     checkpoint_every: Annotated[int, Field(ge=0)] = 0
     keep: Count = 2
     eval_every: Count = 1

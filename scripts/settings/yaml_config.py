@@ -33,6 +33,8 @@ _FREE_TO_CHANGE = (
     "data.workers",
     "data.rank",
     "data.ranks",  # batch_size counts all ranks together
+    "thor.grad_worker_fraction",  # who makes which inverse
+    "thor.per",
 )
 
 # Usual names of other programs, and the last part of the setting's key here.

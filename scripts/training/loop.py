@@ -52,7 +52,11 @@ from thor.runtime.errors import UserError
 
 
 def train(
-    settings: TrainSettings, resume: bool | str = False, console: Console | None = None, overwrite: bool = False
+    settings: TrainSettings,
+    resume: bool | str = False,
+    console: Console | None = None,
+    overwrite: bool = False,
+    began: float | None = None,
 ) -> Run:
     """Train a network. The run's `finished` is False if the user has ended it early.
 
@@ -63,8 +67,9 @@ def train(
         resume: Resume from the last checkpoint in the run's folder; "auto" starts a new run if there is none.
         console: Console for the progress.
         overwrite: Start a new run even if the folder has checkpoints, and remove them; UserError otherwise.
+        began: time.time() at the start of the program, or now; requests to stop from then on are for this run.
     """
-    folder, began = Path(settings.out), job_start_time()
+    folder, began = Path(settings.out), job_start_time(began)
     device = select_device(settings.device)
     heart = Heart(announced_rank(os.environ))
     heart.beat(0, heartbeat.STARTING)
@@ -130,15 +135,22 @@ def _step_to_resume(settings: TrainSettings, folder: Path, resume: bool | str, o
     if not resume and step is not None and not overwrite:
         raise UserError(existing_run_message(folder, step))
     if not resume or (resume == AUTO and step is None):
+        best = checkpoints.best_of(folder / CHECKPOINTS)
+        if step is None and best.is_file() and not overwrite:
+            raise UserError(
+                f"{best} is the only checkpoint there; --resume cannot go on from it, and a new run would remove it: "
+                f"choose another --out, or begin anew with --overwrite"
+            )
         return -1
     path = folder / CONFIG
     if not path.is_file():
         raise UserError(f"nothing to resume: {path} is missing")
     before = load_config(path)
     if step is not None and settings.init and settings.init != before.init:
+        cure = f"give --init {before.init}, as the run began" if before.init else "leave init out"
         raise UserError(
             f"init = {settings.init}: {folder} has a checkpoint at step {step}, from which --resume takes the weights; "
-            f"leave init out, or begin anew with --overwrite"
+            f"{cure}, or begin anew with --overwrite"
         )
     changed = changes_besides_epochs(before, settings)
     if changed:
@@ -199,6 +211,8 @@ def _loop(run: Run, recorder: Recorder, interrupt: Interrupt) -> None:
                 interrupt.done()
                 return
             _end_of_epoch(run, recorder, display)
+        if run.position.evaluated != run.position.step:  # a run that was cut short to the epochs that it has
+            _evaluate_within(run, recorder, display)
     run.finished = True
 
 

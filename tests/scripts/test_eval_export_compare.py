@@ -18,6 +18,7 @@ from PIL import Image
 from scripts import compare, eval, export, plot
 from scripts.run_folder.checkpoints import choose, load_network
 from scripts.run_folder.metrics_recorder import Recorder, read_metrics
+from scripts.settings.yaml_config import validate
 from scripts.training.loop import train
 from scripts.training.networks import build_network
 from scripts.training.run import CHECKPOINTS
@@ -177,6 +178,33 @@ class Odd(nn.Cell):
 
     def construct(self, x):
         return ms.ops.erfinv(0.1 * ms.ops.tanh(self.fc(self.flatten(x))))
+
+
+class Places(nn.Cell):
+    """A network of masked text that scores the tokens at given positions only."""
+
+    def __init__(self, vocab_size: int) -> None:
+        super().__init__()
+        self.table, self.output = nn.Embedding(vocab_size, 8), nn.Dense(8, vocab_size)
+
+    def construct(self, tokens, positions):
+        return self.output(self.table(ms.ops.gather_elements(tokens, 1, positions).reshape(-1)))
+
+
+def test_a_network_of_masked_text_that_needs_positions_is_exported_with_them(tmp_path):
+    (tmp_path / "words.txt").write_text("one fine day the small cat sat on the red mat . " * 80)
+    data = {"name": "text", "folder": str(tmp_path / "words.txt"), "length": 16, "train_size": 20, "unit": "characters"}
+    network = {"network": f"{__name__}:Places", "network_options": {}, "loss": "cross_entropy", "epochs": 1}
+    settings = validate(
+        {**network, "data": data, "optimizer": "momentum", "batch_size": 4, "out": str(tmp_path / "run")}
+    )
+    run = train(settings, console=quiet())
+    assert export.main([str(run.folder), "--batch", "2", "--out", str(tmp_path / "net.mindir")]) == 0
+    loaded = nn.GraphCell(ms.load(str(tmp_path / "net.mindir")))
+    tokens, positions = ms.ops.arange(32).reshape(2, 16).astype(ms.int32) % 7, ms.Tensor([[1, 4], [2, 9]], ms.int32)
+    np.testing.assert_allclose(
+        loaded(tokens, positions).asnumpy(), run.network(tokens, positions).asnumpy(), rtol=1e-4, atol=1e-5
+    )
 
 
 def test_onnx_says_where_it_cannot(tmp_path):

@@ -105,6 +105,16 @@ def test_a_checkpoint_of_an_uncounted_bad_step_goes_on_bit_for_bit(name, monkeyp
     assert_equal(step, fresh_step)
 
 
+@pytest.mark.parametrize("bad", [set(), {2}])
+def test_the_counts_of_any_optimizer_are_saved_with_the_last_step(bad, monkeypatch):
+    """train.py saves them beside the optimizer, and asks for them alone."""
+    _, _, step, make_batch = trainer(monkeypatch, ahead=True, name="nn.Momentum")
+    train(step, make_batch, range(3), bad=bad)
+    assert step.own_state.uncounted
+    saved = {p.name: int(p.asnumpy()[0]) for p in step.own_state.get_parameters()}
+    assert (saved["thor.step"], saved["thor.skipped_steps"]) == ((2, 1) if bad else (3, 0))
+
+
 def test_what_is_loaded_is_not_counted_on(monkeypatch, tmp_path):
     """The uncounted step belongs to what was there before."""
     _, optimizer, step, make_batch = trainer(monkeypatch, ahead=True, factor_interval=4)

@@ -25,3 +25,15 @@ def test_an_interrupt_leaves_what_was_there_and_nothing_else(tmp_path, monkeypat
     with pytest.raises(KeyboardInterrupt):
         write_atomically(path, "after")
     assert path.read_text() == "before" and list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_the_disk_has_the_content_before_the_name_and_the_name_at_the_end(tmp_path, monkeypatch, durable):
+    """Else a power cut may leave the new name with nothing in it."""
+    done = []
+    fsync, replace = os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda opened: (done.append(os.fstat(opened).st_ino), fsync(opened)))
+    monkeypatch.setattr(os, "replace", lambda *paths: (done.append("renamed"), replace(*paths)))
+    write_atomically(tmp_path / "file.json", "new", durable)
+    file, folder = (tmp_path / "file.json").stat().st_ino, tmp_path.stat().st_ino
+    assert done == ([file, "renamed", folder] if durable else ["renamed"])

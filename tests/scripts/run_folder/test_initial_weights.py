@@ -104,7 +104,7 @@ def test_a_resumed_run_takes_no_other_weights(tmp_path, donor):
     other = tmp_path / "other"
     shutil.copytree(donor, other)
     for init in (str(other), None):
-        with pytest.raises(UserError, match=r"init = .*other: .* leave init out" if init else "init: .* -> None"):
+        with pytest.raises(UserError, match=r"init = .*other: .* give --init .*donor" if init else "init: .* -> None"):
             train(with_init.model_copy(update={"init": init}), resume="auto", console=quiet())
     console = Console(file=io.StringIO(), width=100)
     longer = with_init.model_copy(update={"epochs": 2})

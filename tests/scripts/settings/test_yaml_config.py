@@ -242,6 +242,8 @@ def test_differences_that_matter():
     settings = TrainSettings()
     assert differences(settings, load_config(None, ["--out", "x", "--log_every", "7"])) == []
     assert differences(settings, load_config(None, ["--seed", "4"])) == ["seed: 0 -> 4"]
+    shared = ["--thor.grad_worker_fraction", "0.5", "--thor.per", "factor"]  # who makes an inverse changes none
+    assert differences(settings, load_config(None, shared)) == []
     assert differences(settings, load_config(None, ["--log_every", "7"]), also=["log_every"]) == ["log_every: 50 -> 7"]
 
 
@@ -261,3 +263,8 @@ def test_an_argument_that_is_none_is_no_argument_left_out(tmp_path):
         "network_options.norm: None -> left out"
     ]
     assert "adam.epsilon" not in (tmp_path / "config.yaml").read_text()
+
+
+def test_the_folder_of_a_run_may_lie_in_the_users_home(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/someone")
+    assert load_config(None, ["--out", "~/runs/a"]).out == "/home/someone/runs/a"

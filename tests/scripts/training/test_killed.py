@@ -177,6 +177,15 @@ def test_a_stop_file_may_look_a_tick_older_than_the_run(tmp_path):
         assert (tmp_path / "stop").exists() is asked
 
 
+def test_a_stop_file_from_before_the_imports_were_done_ends_the_run(tmp_path):
+    """The program tells when it began; MindSpore takes seconds to import."""
+    settings = tiny_settings(tmp_path, "momentum", epochs=1)
+    Path(settings.out).mkdir()
+    (Path(settings.out) / "stop").touch()
+    os.utime(Path(settings.out) / "stop", (time.time() - 2, time.time() - 2))
+    assert not train(settings, console=quiet(), began=time.time() - 3).finished
+
+
 def test_a_stop_file_that_is_made_while_the_run_starts_up_ends_it(tmp_path, monkeypatch):
     settings = tiny_settings(tmp_path, "momentum", epochs=1)
     monkeypatch.setattr(loop, "check_fit", lambda *_: (Path(settings.out) / "stop").touch())

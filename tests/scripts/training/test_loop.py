@@ -138,6 +138,20 @@ def test_no_checkpoint_of_an_earlier_run_is_removed_unasked(tmp_path):
     assert not np.array_equal(first["encoder.0.weight"], last_tensors(folder)["encoder.0.weight"])
 
 
+@pytest.mark.parametrize("resume", [False, "auto"])
+def test_a_best_checkpoint_that_is_left_alone_is_not_removed_unasked(tmp_path, resume):
+    """Somebody has removed the others to make room."""
+    settings = tiny_settings(tmp_path, "momentum", epochs=1)
+    folder = train(settings, console=quiet()).folder / "checkpoints"
+    for path in folder.glob("step-*"):
+        path.unlink()
+    with pytest.raises(UserError, match=r"best.ckpt is the only checkpoint there; .* or begin anew with --overwrite"):
+        train(settings, console=quiet(), resume=resume)
+    assert (folder / "best.ckpt").is_file()
+    train(settings, console=quiet(), overwrite=True)
+    assert list(folder.glob("step-*"))
+
+
 def test_overwrite_is_a_flag_and_not_together_with_resume(tmp_path, capsys):
     save_config(tiny_settings(tmp_path, "momentum", epochs=1), tmp_path / "config.yaml")
     command = ["--config", str(tmp_path / "config.yaml"), "--overwrite"]

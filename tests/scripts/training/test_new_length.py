@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from scripts.run_folder.metrics_recorder import read_metrics
 from scripts.run_folder.progress_record import Position
 from scripts.settings.yaml_config import load_config, validate
 from scripts.training.loop import train
@@ -88,6 +89,19 @@ def test_fewer_epochs_are_taken_if_the_run_has_not_begun_more(tmp_path, monkeypa
     with pytest.raises(UserError, match=r"epochs = 1: must be at least 2, for the run is at step 15, in epoch 2"):
         train(tiny_settings(tmp_path, "momentum", epochs=1), resume=True, console=quiet())
     assert train(tiny_settings(tmp_path, "momentum", epochs=2), resume=True, console=quiet()).position.step == 20
+
+
+def test_a_run_that_is_cut_to_the_epochs_it_has_is_evaluated_at_its_end(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        interrupt_at(21, patch)
+        train(tiny_settings(tmp_path, "momentum", epochs=5, eval_every=5, keep=9), console=quiet())
+    for path in (tmp_path / "run" / "checkpoints").glob("step-*22.*"):
+        path.unlink()
+    for _ in range(2):
+        run = train(tiny_settings(tmp_path, "momentum", epochs=2, eval_every=5), resume=True, console=quiet())
+        assert run.finished and run.position.step == run.position.evaluated == 20
+    found = [line["step"] for line in read_metrics(run.folder) if "test_error" in line]
+    assert found == [20]
 
 
 def test_another_setting_is_refused_still(tmp_path):
