@@ -16,6 +16,18 @@ from first_order.compiled import CompiledFunction
 from first_order.storage_watch import StorageWatch
 
 
+class ConstantRate(nn.learning_rate_schedule.LearningRateSchedule):
+    """A constant learning rate among schedules; :attr:`learning_rate` is its Parameter."""
+
+    def __init__(self, learning_rate: Parameter) -> None:
+        super().__init__()
+        self.learning_rate = learning_rate
+
+    def construct(self, global_step):
+        """The rate, whatever the step."""
+        return self.learning_rate * 1
+
+
 class FirstOrder(nn.Optimizer):
     """Base class of the package's optimizers: an ``nn.Optimizer`` that compiles its own step.
 
@@ -43,9 +55,15 @@ class FirstOrder(nn.Optimizer):
         set_unregistered(self, _compiled=None, _compiled_for=None, _watch=None)
 
     def _build_single_lr(self, learning_rate: Any, name: str) -> Any:
-        """Keep the learning rate in float64 if there are float64 parameters; nn.Optimizer would round it to float32."""
-        if self._has_float64 and isinstance(learning_rate, float) and not (self.is_group_lr and self.dynamic_lr):
-            return Parameter(Tensor(learning_rate, ms.float64), name)
+        """A number as a Parameter, in float64 if there are float64 parameters; beside schedules a schedule of it.
+
+        nn.Optimizer would round a float64 number, and one beside a schedule to a multiple of float32's step at 1.
+        """
+        if isinstance(learning_rate, float):
+            learning_rate = Tensor(learning_rate, ms.float64 if self._has_float64 else ms.float32)
+        if isinstance(learning_rate, Tensor) and learning_rate.ndim == 0:
+            rate = Parameter(learning_rate, name)
+            return ConstantRate(rate) if self.is_group_lr and self.dynamic_lr else rate
         return super()._build_single_lr(learning_rate, name)
 
     def regroup(self, groups: list[dict[str, Any]], learning_rate: Any) -> None:
@@ -105,6 +123,15 @@ class FirstOrder(nn.Optimizer):
         if self.is_group:
             return self.map_(_decayed, decay, self.decay_flags, self._parameters, wide)
         return self.map_(F.partial(_decayed, decay), self.decay_flags, self._parameters, wide)
+
+    def gradients_centralization(self, gradients):
+        """Gradients less their means over all axes but the first, in groups with ``grad_centralization``, in a graph.
+
+        nn.Optimizer's operator is there on Ascend alone.
+        """
+        if self.is_group:
+            return self.map_(_centralized, self.grad_centralization_flags, gradients)
+        return gradients
 
     def unscaled(self, gradients):
         """The gradients, centralized and divided by the loss scale; float16 becomes float32, to avoid underflow."""
@@ -186,6 +213,13 @@ def _widened(gradient):
     """The gradient in the working type: float16 becomes float32."""
     if gradient.dtype == ms.float16:
         return gradient.astype(ms.float32)
+    return gradient
+
+
+def _centralized(applies, gradient):
+    """The gradient less its mean over all axes but the first, if it has such axes."""
+    if applies and gradient.ndim > 1:
+        return gradient - gradient.mean(tuple(range(1, gradient.ndim)), True)
     return gradient
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from dataclasses import dataclass, replace
-from numbers import Real
 from typing import Any
 
 import mindspore as ms
 from mindspore import Parameter, Tensor, nn, ops
 
 from first_order import checks, tensor_checks
-from first_order.base import parameter_groups
+from first_order.base import ConstantRate, parameter_groups
 
 
 def read_options(**options: Any) -> dict[str, Any]:
@@ -119,7 +118,8 @@ class ParamGroup(MutableMapping):
     def __init__(
         self, split: GroupSplit, rate: Any, default_rate: Any, options: dict[str, Any], on_change: Callable[[], None]
     ) -> None:
-        self._params, self._names, self._rate = split.members, split.names, rate
+        self._params, self._names = split.members, split.names
+        self.bind(rate)
         self._base = with_rate(split, default_rate).base
         self._given = self._base.get("lr", default_rate)
         self._options, self._on_change = options, on_change
@@ -171,7 +171,7 @@ class ParamGroup(MutableMapping):
 
     def bind(self, rate: Any) -> None:
         """Use ``rate``, which the optimizer has created anew, as the group's learning rate."""
-        self._rate = rate
+        self._rate = rate.learning_rate if isinstance(rate, ConstantRate) else rate
 
     @property
     def scheduled(self) -> bool:
@@ -185,7 +185,7 @@ class ParamGroup(MutableMapping):
 
     def rate_at(self, step: int) -> float:
         """The value of lr at a step, counted from 0; after the end of a list, its last value."""
-        if not self.scheduled or isinstance(self._given, Real):
+        if not self.scheduled:
             return float(self["lr"])
         if isinstance(self._given, nn.Cell):
             return float(self._given(Tensor([step], ms.int32)).asnumpy().item())

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from mindspore import Tensor
 
 from first_order import Adafactor
 from tests.first_order.adafactor.torch_adafactor import Torch, assert_same
@@ -94,8 +95,18 @@ def test_an_added_group_leaves_the_rate_of_the_only_one_as_it_is():
     np.testing.assert_allclose(at_step_0, [0.005, 0.01, 0.3, 0.01], rtol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_constant_rate_beside_a_schedule_can_be_set_and_saved(dtype):
+    x = make_parameters([each.astype(dtype) for each in arrays(0, [(3, 4), (5,)])])
+    optimizer = Adafactor([{"params": x[:1]}, {"params": x[1:], "lr": [0.3, 0.4]}], lr=Tensor(0.1))
+    optimizer.param_groups[0]["lr"] = 3e-7
+    assert [group["lr"] for group in optimizer.state_dict()["param_groups"]] == [pytest.approx(3e-7), 0.3]
+    assert float(optimizer.get_lr()[0].asnumpy()) == pytest.approx(3e-7, rel=1e-7)
+    with pytest.raises(ValueError, match="lr follows a schedule"):
+        optimizer.param_groups[1]["lr"] = 0.1
+
+
 def test_an_added_group_leaves_the_centralization_of_the_others_as_it_is():
-    """Read off the flags: MindSpore centralizes on Ascend alone."""
     x = make_parameters(arrays(0, [(3, 16)] * 3))
     optimizer = Adafactor([{"params": x[:1], "grad_centralization": True}, {"params": x[1:2]}])
     optimizer.add_param_group({"params": x[2:]})
