@@ -55,7 +55,8 @@ class THOR(nn.Optimizer):
     Args:
         net: the network. Its dense, convolution, embedding and, with ``norms``, normalisation layers are captured in
             place (thor/capture/targets.py lists them). Their names, values and outputs do not change;
-            ``thor.detach(net)`` undoes the capture. All other weights take the plain gradient.
+            ``thor.detach(net)`` undoes the capture. All other weights take plain Adam beside eigenbases, and the plain
+            gradient beside inverses.
         learning_rate: number, callable of the step, or anything ``nn.Momentum`` takes. None keeps the rate of
             ``inner``.
         damping: added to the Fisher block before inversion; number, callable of the step or a
@@ -84,7 +85,7 @@ class THOR(nn.Optimizer):
         graft: True scales each direction of inverses to the norm of the layer's gradient, so that ``inner``'s own
             learning rate fits. None for True if both ``damping`` and ``clip`` are left out.
         clip_each: limit of the norm of each weight's gradient before preconditioning; None for no limit.
-        skip: regular expressions; layers whose name matches one take the plain gradient.
+        skip: regular expressions; layers whose name matches one are not captured.
         norms: True to precondition scale and shift of normalisation layers by their diagonal Fisher.
         params: parameter groups for the default Momentum, as ``nn.Optimizer`` takes them.
         weight_decay_mode: "coupled" adds the decay to the preconditioned direction, so that it goes through momentum,
@@ -228,7 +229,7 @@ class THOR(nn.Optimizer):
 
     @property
     def left_out(self) -> list[LeftOut]:
-        """Layers whose weights take the plain gradient, with the reasons."""
+        """Layers that are not captured, with the reasons."""
         return list(self._left_out)
 
     @property

@@ -51,7 +51,7 @@ def log_layers(records: list[LayerRecord], left_out: list[LeftOut]) -> None:
             record.weight_sharing, record.a_dim, a_count, a_size, record.g_dim, g_count, g_size, record.bytes / 1024,
         )  # fmt: skip
     if left_out:
-        logger.info("not captured, plain gradient: %s", "; ".join(f"{x.name}: {x.reason}" for x in left_out))
+        logger.info("not captured: %s", "; ".join(f"{x.name}: {x.reason}" for x in left_out))
 
 
 def describe_optimizer(

@@ -87,8 +87,9 @@ Both comparisons also tell the peak memory of the process, and how many inverses
 - One contender was run again after runs with test seeds: inverses without a damping, on the autoencoder. Their default
   trace rule had stopped all layers within the first steps, which those runs brought to light. The default was mended
   before any run of this contender on another task.
-- K-FAC is this project's own code with whole factors, and so are all the optimizers. Tests compare Adam, Adafactor and
-  Muon with PyTorch's.
+- K-FAC is THOR's code with inverses of whole factors and a relative damping. Each layer's step is as long as its
+  gradient (`graft`), and goes through Momentum. All other optimizers are this project's own code too. Tests compare
+  Adam, Adafactor and Muon with PyTorch's.
 - Weight decay is coupled for Momentum, Adam, Adafactor and all inverses, and decoupled for Muon, SOAP and THOR in
   eigenbases. AdamW takes no part.
 - SOAP renews its eigenbases at every tenth step, its authors' default. THOR renews them at every step at first, and

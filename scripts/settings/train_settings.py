@@ -130,7 +130,8 @@ class ThorSettings(Settings):
         epsilon: Adam's epsilon, with precondition `eigenbasis`; None for 1e-8.
         rate_factor: Factor on the learning rate of layers in eigenbases; None for 4, with which Adam's own rates fit.
         damping: Initial damping of inverses; None for `eigenbasis`, or with `inverse` for a relative one.
-        relative_damping: Damping as a share of each layer's mean eigenvalue, instead of damping; None for 0.01.
+        relative_damping: Damping as a share of each layer's mean eigenvalue, instead of damping; None for 0.01. Unlike
+            thor.RelativeDamping given to thor.THOR, it leaves graft and interval as they are without a damping.
         damping_decay: Factor on the damping over ten epochs, as published for ResNet-50; 1 for none.
         damping_schedule: Another way to lower the damping: a schedule, instead of damping_decay; published for BERT.
         block_size: Rows of a diagonal block of a factor; `auto` measures at the first step; or the path of a profile.
