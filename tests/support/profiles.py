@@ -45,6 +45,7 @@ def profile(*, dims=DIMS, call=lambda n: 1e-4 + 1e-8 * n**3, block=lambda n: 1e-
         "batches": 2,
         "seed": 0,
         "details": True,
+        "other_entries": 0,
     }
     where = {"device": "CPU", "inverse": "lapack", "mindspore": "2.10.0", "machine": "A Processor", "cores": 2}
     return Profile(

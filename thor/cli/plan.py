@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,14 +16,14 @@ from thor.cli import arguments
 from thor.cli.terminal import console, say
 from thor.curvature.method_names import INVERSE
 from thor.factors.blocks import SPLITS, BlockPlan
-from thor.profile.profile_file import Profile
+from thor.profile.profile_file import OTHER_ENTRIES, Profile
 from thor.runtime.errors import UserError
 from thor.runtime.json_files import parse
 from thor.settings.gathering import GATHERS_PER_INTERVAL, default_factor_interval
 from thor.simulation import report
 from thor.simulation.network import Link, Network
 from thor.simulation.simulate import Estimate, Settings, simulate
-from thor.simulation.workload import LayerLoad, layer_loads
+from thor.simulation.workload import LayerLoad, layer_loads, other_gradient_bytes
 
 USUAL_SHARES = (0.5, 0.125)  # of the ranks, which hold a layer's inverses
 #: What gathering factors adds to a step, in first-order steps: ResNet-20's curvature step (1.82) less its plain step
@@ -142,12 +142,10 @@ class PlanSettings:
         size = found.crossing().chosen if self.block_size is None else self.block_size
         return BlockPlan(block_size=size, split=self.split)
 
-    def estimates(self, loads: Sequence[LayerLoad]) -> list[Estimate]:
+    def estimates(self, loads: Sequence[LayerLoad], simulation: Settings) -> list[Estimate]:
         """Every strategy on every number of devices."""
         return [
-            each
-            for count in self.counts
-            for each in simulate(loads, self.simulation, self.links, count, self.shares(count))
+            each for count in self.counts for each in simulate(loads, simulation, self.links, count, self.shares(count))
         ]
 
     def comparison(self, estimates: Sequence[Estimate]) -> Table | None:
@@ -205,7 +203,8 @@ def plan(
         )
     blocks = settings.blocks(found)
     loads = layer_loads(found, blocks)
-    estimates = settings.estimates(loads)
+    simulation = replace(settings.simulation, other_gradient_bytes=other_gradient_bytes(found))
+    estimates = settings.estimates(loads, simulation)
     comparison = settings.comparison(estimates)
     about = (
         f"{found.settings.get('network', settings.profile.stem)}, {blocks.describe()}, "
@@ -215,22 +214,22 @@ def plan(
     console.print(report.table(estimates, settings.batch))
     for line in report.verdicts(estimates):
         say(line, wrap=True)
-    for line in (*_assumed(settings), *_extrapolated(loads, found.dims)):
+    for line in (*_assumed(settings, found), *_extrapolated(loads, found.dims)):
         say(line, "yellow", wrap=True)
     if comparison is not None:
         console.print(comparison)
     if settings.out is not None:
-        _write(settings, settings.out, estimates, blocks, about)
+        numbers = {
+            "profile": str(settings.profile), "plan": blocks.describe(), "settings": asdict(simulation),
+            "network": settings.links.to_dict(),
+        }  # fmt: skip
+        _write(settings.out, estimates, numbers, about)
 
 
-def _write(settings: PlanSettings, out: Path, estimates: Sequence[Estimate], blocks: BlockPlan, about: str) -> None:
+def _write(out: Path, estimates: Sequence[Estimate], numbers: dict[str, Any], about: str) -> None:
     """Write the numbers as JSON, and the picture under the same name with .png."""
     picture = out.with_suffix(".png")
     report.draw(estimates, picture, about)
-    numbers = {
-        "profile": str(settings.profile), "plan": blocks.describe(), "settings": asdict(settings.simulation),
-        "network": settings.links.to_dict(),
-    }  # fmt: skip
     out.write_text(json.dumps(report.to_dict(estimates, numbers), indent=1), encoding="utf-8")
     say(f"wrote {out} and {picture}")
 
@@ -263,8 +262,8 @@ def read_measured(path: Path) -> list[dict[str, Any]]:
     return data
 
 
-def _assumed(settings: PlanSettings) -> list[str]:
-    """A line for each time that was assumed, because it was not given."""
+def _assumed(settings: PlanSettings, found: Profile) -> list[str]:
+    """A line for each number that was assumed, because it was not given."""
     lines = []
     simulation = settings.simulation
     if settings.factor_ms is None:
@@ -273,6 +272,9 @@ def _assumed(settings: PlanSettings) -> list[str]:
     if settings.precondition_ms is None:
         lines.append(f"assumed: preconditioning takes {report.milliseconds(simulation.precondition_ms)} ms "
                      f"({PRECONDITION_SHARE:g} steps, as ResNet-20 on a CPU); --precondition-ms gives it")  # fmt: skip
+    if OTHER_ENTRIES not in found.settings:
+        lines.append("assumed: the network has no weights but those of the profiled layers; a profile of an earlier "
+                     "version does not tell, and a new one does")  # fmt: skip
     if settings.network is None:
         lines.append("links are those of the flags, not measured; --network takes measured ones")
     return lines

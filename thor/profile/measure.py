@@ -26,7 +26,7 @@ from thor.profile import gather, spectral, timing
 from thor.profile.crossing import check_candidates, default_candidates
 from thor.profile.factor_shape import FactorShape, Timing
 from thor.profile.layer_plan import factor_seconds
-from thor.profile.profile_file import FactorMeasure, LayerMeasure, Profile, RefreshMeasure
+from thor.profile.profile_file import OTHER_ENTRIES, FactorMeasure, LayerMeasure, Profile, RefreshMeasure
 from thor.runtime import device
 from thor.runtime.processor import processor_name
 
@@ -124,9 +124,11 @@ def measure(
     check_int("rank", task.rank, 1)
     method = EIGH if task.inverse == EIGH else device.inverse_method(task.inverse)
     settings = task.describe | {"rank": task.rank, "damping": task.damping, "skip": list(skip),
-                                "details": task.details, "layers": [t.name for t in targets]}  # fmt: skip
+                                "details": task.details, "layers": [t.name for t in targets],
+                                OTHER_ENTRIES: _other_entries(task.net, targets)}  # fmt: skip
     profile = Profile(settings, environment(method), dims)
     if resume is not None:
+        resume.settings.setdefault(OTHER_ENTRIES, settings[OTHER_ENTRIES])  # files of earlier versions lack it
         _check_resumable(resume, profile, gather.shapes_of(targets))
         profile = resume
     profile.complete = False
@@ -140,6 +142,12 @@ def measure(
     profile.complete = True
     save(profile)
     return profile
+
+
+def _other_entries(net: nn.Cell, targets: Sequence[Target]) -> int:
+    """Number of trainable entries outside the measured layers."""
+    inside = {id(p) for target in targets for p in (target.weight, target.bias)}
+    return sum(p.size for p in net.trainable_params() if id(p) not in inside)
 
 
 #: The keys of ``Profile.environment`` that measured numbers depend on.

@@ -24,6 +24,7 @@ from thor.runtime.json_files import parse
 
 FORMAT, VERSION = "thor-profile", 1
 #: Required keys of ``Profile.environment``.
+OTHER_ENTRIES = "other_entries"  # in Profile.settings: trainable entries outside the measured layers
 ENVIRONMENT = ("device", "inverse", "mindspore", "machine", "cores")
 
 
@@ -108,8 +109,13 @@ class Profile:
         return EIGENBASIS if self.environment["inverse"] == EIGH else INVERSE
 
     def kept(self, order: str = "channel") -> list[float]:
-        """Share of the factors whose loss is below the threshold, per candidate."""
-        return kept_shares([factor.loss_in(order) for factor in self.factors], self.threshold)
+        """Share of the factors whose loss is below the threshold, per candidate.
+
+        A factor of zeros, of a layer that the loss does not depend on, loses nothing whatever its blocks are. It counts
+        only if there is no other.
+        """
+        factors = [factor for factor in self.factors if factor.norm > 0] or self.factors
+        return kept_shares([factor.loss_in(order) for factor in factors], self.threshold)
 
     def performance(self) -> list[float]:
         """p_1 / p_n per candidate."""

@@ -37,6 +37,7 @@ class Settings:
         factor_interval: steps between curvature steps.
         overlap: share of the gradients' all-reduce that is hidden behind the backward pass.
         per: unit of work that one rank inverts (see :func:`thor.distributed.placement.place`).
+        other_gradient_bytes: bytes of the gradients of weights that the profile does not hold, such as embeddings.
     """
 
     step_ms: float
@@ -48,6 +49,7 @@ class Settings:
     factor_interval: int
     overlap: float = 0.0
     per: str = "block"
+    other_gradient_bytes: int = 0
 
     def __post_init__(self) -> None:
         for name in ("step_ms", "factor_ms", "precondition_ms"):
@@ -166,7 +168,7 @@ def _preconditioning(loads: Sequence[LayerLoad], settings: Settings) -> list[flo
 
 def _common(loads: Sequence[LayerLoad], settings: Settings, network: Network, devices: int) -> dict[str, float]:
     """The parts that are the same for all strategies."""
-    gradients = sum(load.gradient_bytes for load in loads)
+    gradients = sum(load.gradient_bytes for load in loads) + settings.other_gradient_bytes
     factors = sum(factor.averaged_bytes for load in loads for factor in load.factors)
     exposed = 1 - settings.overlap
     included = exposed * network.seconds("all_reduce", range(settings.step_devices), gradients)

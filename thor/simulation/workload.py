@@ -8,7 +8,7 @@ from thor.distributed.packing import packed_length
 from thor.distributed.placement import FactorWork, block_cost
 from thor.factors.blocks import BlockPlan, Cut, numbers_in
 from thor.profile.layer_plan import block_seconds
-from thor.profile.profile_file import FactorMeasure, Profile
+from thor.profile.profile_file import OTHER_ENTRIES, FactorMeasure, Profile
 
 _FLOAT = 4  # bytes: factors, inverses and gradients are float32
 
@@ -67,6 +67,11 @@ def layer_loads(profile: Profile, plan: BlockPlan) -> list[LayerLoad]:
         operations = 2 * entries * (_rows_met(a) + _rows_met(g))  # X A^-1 and G^-1 X
         loads.append(LayerLoad(layer.name, factors, _FLOAT * entries, operations))
     return loads
+
+
+def other_gradient_bytes(profile: Profile) -> int:
+    """Bytes of the gradients of weights outside the profiled layers; 0 where a profile does not tell."""
+    return _FLOAT * int(profile.settings.get(OTHER_ENTRIES, 0))
 
 
 def _rows_met(cut: Cut) -> int:

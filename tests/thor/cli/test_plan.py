@@ -55,6 +55,23 @@ def test_what_was_assumed_is_said(path):
     assert "assumed" not in plan(path, "--factor-ms", "8", "--precondition-ms", "1").stdout
 
 
+def test_weights_outside_the_profiled_layers_count_or_are_said_to_be_missing(path, tmp_path):
+    """A file of an earlier version does not tell how many there are."""
+    profile, exact = plain_profile(), ("--factor-ms", "8", "--precondition-ms", "1")
+    del profile.settings["other_entries"]
+    profile.save(tmp_path / "old.json")
+    assert "assumed: the network has no weights but those" in plan(tmp_path / "old.json", *exact).stdout
+    profile.settings["other_entries"] = 10**7
+    profile.save(tmp_path / "new.json")
+    found = {}
+    for name in ("old", "new"):
+        plan(tmp_path / f"{name}.json", *exact, "--out", tmp_path / f"{name}.out.json")
+        found[name] = json.loads((tmp_path / f"{name}.out.json").read_text())
+    assert found["new"]["settings"]["other_gradient_bytes"] == 4 * 10**7
+    old, new = (found[name]["estimates"][0]["parts"]["average_gradients"] for name in ("old", "new"))
+    assert new > 10 * old
+
+
 def test_a_profile_of_eigenbases_is_refused_with_the_cure(tmp_path):
     profile = plain_profile()
     profile.environment["inverse"] = "eigh"

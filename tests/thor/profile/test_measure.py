@@ -57,6 +57,7 @@ def test_a_complete_profile_has_every_number_and_survives_its_file(complete, tmp
     assert [layer.name for layer in found.layers] == ["layers.0", "layers.1"]
     assert [(f.dim, f.copies) for f in found.factors] == [(6, 1), (4, 1), (5, 1), (3, 1)]
     assert found.settings["rank"] == 2 and found.settings["network"] == "tiny"
+    assert found.settings["other_entries"] == 0
     assert (found.environment["device"], found.environment["inverse"]) == (device.current(), INVERSE)
     found.save(tmp_path / "p.json")
     assert Profile.load(tmp_path / "p.json") == found

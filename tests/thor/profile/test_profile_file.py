@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 
 import pytest
 
@@ -58,6 +59,21 @@ def test_the_curves_follow_from_the_numbers():
     assert made.plan("block+rank", 5, "position") == BlockPlan(
         block_size=made.crossing("position").chosen, split="block+rank", rank=5, order="position"
     )
+
+
+def test_a_layer_that_the_loss_does_not_depend_on_has_no_say_in_the_choice():
+    """Its factors are zero: nothing is lost of them, at any block size."""
+    made = profile()
+    kept = made.kept()
+    layer = made.layers[0]
+    made.layers.append(replace(layer, a=_zero(layer.a), g=_zero(layer.g)))
+    assert made.kept() == kept
+    made.layers = made.layers[-1:]
+    assert made.kept() == [1.0] * len(DIMS)
+
+
+def _zero(factor):
+    return replace(factor, norm=0.0, loss={order: [0.0] * len(DIMS) for order in factor.loss})
 
 
 def test_a_save_that_is_broken_off_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):

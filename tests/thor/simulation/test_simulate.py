@@ -111,6 +111,12 @@ def test_a_step_measured_on_some_devices_has_their_all_reduce_taken_off():
         run(8, step_devices=8, step_ms=1e-6)
 
 
+def test_gradients_of_weights_outside_the_layers_are_averaged_too():
+    own = sum(load.gradient_bytes for load in loads())
+    found = run(8, other_gradient_bytes=5 * own)["all"].parts.average_gradients
+    assert found == pytest.approx(NETWORK.seconds("all_reduce", range(8), 6 * own))
+
+
 def test_fractions_that_are_all_or_one_are_not_repeated():
     assert list(strategies(8, [0.125, 0.5, 1.0, 0.5])) == ["all", "0.5", "one"]
     with pytest.raises(ValueError, match="0.3 of 10 ranks is 3, which does not divide"):
