@@ -208,11 +208,10 @@ def measure(name: str, rounds: int, size: int | None, own: bool, options: dict[s
     if own:  # in separate rounds, since its threads keep spinning and would slow the step after it
         other, _, _ = network(name, size)
         thor.device.fast_convolutions(other)
-        separate = summary(interleaved({base: alone, OWN: train_one_step_cell(other, loss_fn)}, batch, rounds), base)
-        slower = found["ms"][base] / separate["ms"][base]
-        found["ratio"][OWN] = separate["ratio"][OWN]
-        found["ms"][OWN] = separate["ms"][OWN] * slower
-        found["quartiles"][OWN] = [each * slower for each in separate["quartiles"][OWN]]
+        times = interleaved({base: alone, OWN: train_one_step_cell(other, loss_fn)}, batch, rounds)
+        separate = summary(times, base, found["ms"][base])
+        for what, of_phases in found.items():
+            of_phases[OWN] = separate[what][OWN]
     return found | {"state_bytes": phases.optimizer.memory()["total"]}
 
 
@@ -230,24 +229,23 @@ def interleaved(
     return times
 
 
-def summary(times: dict[str, list[float]], base: str = "Momentum") -> dict[str, Any]:
+def summary(times: dict[str, list[float]], base: str = "Momentum", typical: float | None = None) -> dict[str, Any]:
     """Ratios of each phase to ``base``, round by round, and milliseconds that follow from them.
 
     A slow phase of the machine affects all steps of a round, so the ratios scatter less than the times. The times are
-    the ratios times one median of the baseline, so that they tell the same as the ratios.
+    the ratios times ``typical``, milliseconds of the baseline, or its median in these rounds. So they tell the same as
+    the ratios.
 
     Returns:
         ``ratio``, medians over the rounds; ``ms`` and ``quartiles``, milliseconds.
     """
-    typical = float(np.median(times[base]))
+    unit = float(np.median(times[base])) if typical is None else typical
     ratios = {phase: np.array(each) / np.array(times[base]) for phase, each in times.items()}
+    middle = {phase: float(np.median(each)) for phase, each in ratios.items()}
     return {
-        "ms": {phase: typical * float(np.median(each)) for phase, each in ratios.items()},
-        "quartiles": {
-            phase: [typical * float(quartile) for quartile in np.percentile(each, (25, 75))]
-            for phase, each in ratios.items()
-        },
-        "ratio": {phase: float(np.median(each)) for phase, each in ratios.items()},
+        "ms": {phase: unit * each for phase, each in middle.items()},
+        "quartiles": {phase: (unit * np.percentile(each, (25, 75))).tolist() for phase, each in ratios.items()},
+        "ratio": middle,
     }
 
 

@@ -153,12 +153,8 @@ def finished(source: ImageFolder, target: Path, strict: bool = False) -> dict[st
 
 def check(records: Records, source: ImageFolder, skipped: Iterable[str] = ()) -> None:
     """Raise an error unless the records are the folder's images without `skipped`: names, labels and bytes."""
-    left_out = [f"/{path}" for path in skipped]  # earlier versions have written where the folder was, too
-
-    def is_there(path: str) -> bool:
-        return not any(each.endswith(f"/{path}") for each in left_out)
-
-    places = {path: number for number, path in enumerate(source.paths) if is_there(path)}
+    left_out = {"/".join(Path(path).parts[-2:]) for path in skipped}  # earlier versions wrote the folder's path, too
+    places = {path: number for number, path in enumerate(source.paths) if path not in left_out}
     if len(records) != len(places):
         raise UserError(f"{records.folder}: has {len(records)} images, and {source.root} has {len(places)}")
     if records.classes != source.classes:

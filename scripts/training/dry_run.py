@@ -232,9 +232,10 @@ def _files(settings: TrainSettings) -> list[str]:
     lines.append(f"{folder / CHECKPOINTS}/ for the newest {settings.keep} checkpoints and the best one")
     if settings.tensorboard:
         lines.append(f"{folder}/tensorboard/ for TensorBoard")
-    step = checkpoints.last_step(folder / CHECKPOINTS)
-    if step is not None:
+    there, needed = existing_run_message(folder), ""
+    if checkpoints.last_step(folder / CHECKPOINTS) is not None:
         changed = changes_besides_epochs(load_config(folder / CONFIG), settings) if (folder / CONFIG).is_file() else []
         needed = f" (--resume needs its settings: {'; '.join(changed)})" if changed else ""
-        lines.append(existing_run_message(folder, step) + needed)
+    if there:
+        lines.append(there + needed)
     return lines

@@ -132,15 +132,10 @@ def _train(run: Run, settings: TrainSettings, start: int) -> None:
 def _step_to_resume(settings: TrainSettings, folder: Path, resume: bool | str, overwrite: bool) -> int:
     """Step of the checkpoint to resume, -1 for a new run; UserError if it is missing or a new run would remove it."""
     step = checkpoints.last_step(folder / CHECKPOINTS)
-    if not resume and step is not None and not overwrite:
-        raise UserError(existing_run_message(folder, step))
     if not resume or (resume == AUTO and step is None):
-        best = checkpoints.best_of(folder / CHECKPOINTS)
-        if step is None and best.is_file() and not overwrite:
-            raise UserError(
-                f"{best} is the only checkpoint there; --resume cannot go on from it, and a new run would remove it: "
-                f"choose another --out, or begin anew with --overwrite"
-            )
+        there = existing_run_message(folder)
+        if there and not overwrite:
+            raise UserError(there)
         return -1
     path = folder / CONFIG
     if not path.is_file():
@@ -164,10 +159,18 @@ def _step_to_resume(settings: TrainSettings, folder: Path, resume: bool | str, o
     return step
 
 
-def existing_run_message(folder: Path, step: int) -> str:
-    """The error message for a new run in a folder that has checkpoints of another run."""
-    cures = "go on with --resume, begin anew with --overwrite, or choose another --out"
-    return f"{folder} holds a run at step {step}: {cures}"
+def existing_run_message(folder: Path) -> str | None:
+    """The error message for a new run in a folder that has checkpoints of another run; None if it has none."""
+    step, best = checkpoints.last_step(folder / CHECKPOINTS), checkpoints.best_of(folder / CHECKPOINTS)
+    if step is not None:
+        cures = "go on with --resume, begin anew with --overwrite, or choose another --out"
+        return f"{folder} holds a run at step {step}: {cures}"
+    if best.is_file():
+        return (
+            f"{best} is the only checkpoint there; --resume cannot go on from it, and a new run would remove it: "
+            f"choose another --out, or begin anew with --overwrite"
+        )
+    return None
 
 
 def _prepare(

@@ -23,8 +23,9 @@ from thor.profile.factor_shape import FactorShape, Timing, largest_at_launch_flo
 from thor.runtime.json_files import parse
 
 FORMAT, VERSION = "thor-profile", 1
+#: Key of ``Profile.settings``: number of trainable entries outside the measured layers.
+OTHER_ENTRIES = "other_entries"
 #: Required keys of ``Profile.environment``.
-OTHER_ENTRIES = "other_entries"  # in Profile.settings: trainable entries outside the measured layers
 ENVIRONMENT = ("device", "inverse", "mindspore", "machine", "cores")
 
 
