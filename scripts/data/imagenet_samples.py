@@ -13,6 +13,7 @@ import re
 import shutil
 from pathlib import Path
 
+from scripts.common.errors import reporting_write_errors
 from thor.runtime.errors import UserError
 
 PACKAGE = "foolbox==3.3.4"
@@ -40,12 +41,13 @@ def arrange(target: Path) -> Path:
     """
     partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
     try:
-        for part in ("train", "val"):
-            for number, (path, label) in enumerate(samples("imagenet")):
-                place = partial / part / f"n{label:08d}"
-                place.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(path, place / f"n{label:08d}_{number}.JPEG")
-        _into_place(partial, target)
+        with reporting_write_errors(target, "the sample photographs are not copied"):
+            for part in ("train", "val"):
+                for number, (path, label) in enumerate(samples("imagenet")):
+                    place = partial / part / f"n{label:08d}"
+                    place.mkdir(parents=True, exist_ok=True)
+                    shutil.copyfile(path, place / f"n{label:08d}_{number}.JPEG")
+            _into_place(partial, target)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return target

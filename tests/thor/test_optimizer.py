@@ -273,7 +273,7 @@ def test_one_log_line_per_captured_layer_and_one_for_what_was_not(caplog):
     lines = [record.getMessage() for record in caplog.records]
     assert [line.split()[1] for line in lines if line.startswith("captured")] == ["conv", "depthwise", "dense"]
     assert [line for line in lines if line.startswith("not captured")] == [
-        "not captured: norm: normalisation takes the plain gradient (norms=False)"
+        "not captured: norm: normalisation is not captured (norms=False)"
     ]
 
 

@@ -299,7 +299,7 @@ def test_what_is_frozen_or_skipped_has_no_factors_and_a_reason(plan):
     for name, layer in zip(plan.names, plan.layers, strict=True):
         reason = REASONS.get(layer.aside)
         if layer.kind.endswith("norm"):
-            reason = "normalisation takes the plain gradient (norms=False)"
+            reason = "normalisation is not captured (norms=False)"
         expected |= dict.fromkeys(cells_of(plan, net, name), reason) if reason else {}
     assert {item.name: item.reason for item in optimizer.left_out} == expected
     with convolutions(plan):

@@ -63,7 +63,7 @@ class Target:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A layer with weights of its own, or a bias, that takes the plain gradient, and the reason."""
+    """A layer with weights of its own, or a bias, that is not captured, and the reason."""
 
     name: str
     type: str
@@ -89,7 +89,7 @@ def _reason_against(
         overridden = overridden_class(cell)
         return f"overrides {overridden}.construct" if overridden else "this type has no factors here"
     if found.kind == "norm" and not norms:
-        return "normalisation takes the plain gradient (norms=False)"
+        return "normalisation is not captured (norms=False)"
     weights = _weights_of(cell, found)
     if not weights and found.kind in DECLARED:
         return f"has no Parameter {found.weight!r}, which its class is declared to have"
@@ -271,7 +271,7 @@ def _target(name: str, trains: Trains, *cells: nn.Cell) -> Target:
 
 
 def _reason_against_bias(cell: nn.Cell) -> str | None:
-    """Why a convolution's bias takes the plain gradient though its weight is captured."""
+    """Why a convolution's bias is not captured though its weight is."""
     found = _class(cell)
     if parameter_of(cell, "bias") is None or not found.kind.startswith("conv"):
         return None

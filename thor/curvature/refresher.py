@@ -159,5 +159,5 @@ class Refresher:
         for name in [self.layers[i].name for i in indices if self.layers[i].name not in self._reported]:
             self._reported.add(name)
             logger.warning("step %d: the network has not called layer %s so far, or the loss holds its output's "
-                           "derivatives alone (its weights may be used elsewhere); it takes the plain gradient",
+                           "derivatives alone (its weights may be used elsewhere); it is updated like one not captured",
                            step, name)  # fmt: skip

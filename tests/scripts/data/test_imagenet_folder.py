@@ -109,6 +109,9 @@ def test_samples_are_there_as_a_whole_or_not_at_all(tmp_path, monkeypatch):
     shutil.rmtree(target / "val")
     with pytest.raises(UserError, match="samples: is not empty, and has no val/; delete it"):
         imagenet_samples.arrange(target)
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="samples: cannot be written .*: the sample photographs are not copied"):
+        imagenet_samples.arrange(tmp_path / "file" / "samples")
 
 
 def test_two_processes_that_fetch_do_not_share_a_half_copied_file(tmp_path, monkeypatch):

@@ -274,7 +274,7 @@ def test_frozen_skipped_overridden_and_unknown_layers_are_left_out_with_reasons(
         "cells_in_order.0": "frozen",
         "cells_in_order.1": "matches skip",
         "cells_in_order.2": "overrides Dense.construct",
-        "cells_in_order.4": "normalisation takes the plain gradient (norms=False)",
+        "cells_in_order.4": "normalisation is not captured (norms=False)",
     }
 
 

@@ -307,7 +307,7 @@ def test_a_stopped_embedding_and_norm_keep_their_inverses():
 def test_what_takes_the_plain_gradient_is_listed_with_its_reason():
     net = Images()
     assert [item.reason for item in thor.THOR(net, 0.1, 0.1).left_out] == [
-        "normalisation takes the plain gradient (norms=False)"
+        "normalisation is not captured (norms=False)"
     ]
     thor.detach(net)
     net.norm.use_batch_statistics = False
