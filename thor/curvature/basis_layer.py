@@ -12,16 +12,10 @@ from thor.capture.targets import Target
 from thor.curvature.damping import Damping
 from thor.curvature.dense_caches import block_diagonal, few_operations
 from thor.curvature.direction import Form
-from thor.curvature.eigenbasis import BasisJob
+from thor.curvature.eigenbasis import BasisJob, turned_columns, turned_rows
 from thor.curvature.factor import BasisFactor
 from thor.curvature.layer import Layer
-from thor.curvature.rotation import (
-    Rotation,
-    RotationElsewhere,
-    between,
-    multiply_left_by_transposed,
-    multiply_right,
-)
+from thor.curvature.rotation import Rotation, RotationElsewhere
 from thor.factors.blocks import BlockPlan
 from thor.factors.statistics import POOLED
 from thor.runtime.graph_ops import shared
@@ -100,17 +94,13 @@ class BasisLayer(Layer):
 
         The moment loses only what lies in directions without curvature.
         """
-        if self.held:
-            moment = self.first
+        if self.held and jobs:
+            moment = self.first.asnumpy()
             for job in jobs:
                 ((basis, new),) = job.results
-                turn = between(basis, new)
-                if job.factor is self.row_factor:
-                    moment = multiply_left_by_transposed(moment, turn)
-                else:
-                    moment = multiply_right(moment, turn)
-            if jobs:
-                ops.assign(self.first, moment)
+                turned = turned_rows if job.factor is self.row_factor else turned_columns
+                moment = turned(moment, basis.asnumpy(), new.asnumpy())
+            ops.assign(self.first, Tensor(moment))
         super().adopt(jobs)
 
     def fingerprint(self) -> str:

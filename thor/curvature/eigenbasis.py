@@ -55,6 +55,24 @@ def bases_of(blocks: np.ndarray, rows: np.ndarray) -> np.ndarray | None:
     return bases if _finite(bases) else None
 
 
+def turned_columns(moment: np.ndarray, old: np.ndarray, new: np.ndarray) -> np.ndarray:
+    """M R [c, m, n b] for a moment M [c, m, n b] in the basis ``old`` of its columns, with R = Q_old^T Q_new.
+
+    Bases are block-diagonal, [c, n, b, b]. M R is the moment's coordinates in the basis ``new``.
+    """
+    copies, count, size, _ = old.shape
+    blocks = moment.reshape(copies, -1, count, size).swapaxes(1, 2)
+    found = blocks @ (old.swapaxes(2, 3) @ new)
+    return found.swapaxes(1, 2).reshape(moment.shape)
+
+
+def turned_rows(moment: np.ndarray, old: np.ndarray, new: np.ndarray) -> np.ndarray:
+    """R^T M [c, n b, m] for a moment M [c, n b, m] in the basis ``old`` of its rows: as :func:`turned_columns`."""
+    copies, count, size, _ = old.shape
+    found = new.swapaxes(2, 3) @ old @ moment.reshape(copies, count, size, -1)
+    return found.reshape(moment.shape)
+
+
 def _finite(matrices: np.ndarray) -> bool:
     return bool(np.isfinite(matrices.sum(dtype=np.float64)))
 

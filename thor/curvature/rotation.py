@@ -39,11 +39,6 @@ def multiply_right_by_one_transposed(x, basis):
     return right_by_one_block(_by_transposed, x, basis)
 
 
-def between(old, new):
-    """R = Q_old^T Q_new [c, n, b, b], which turns coordinates of the old basis into those of the new one."""
-    return _of_transposed(old, new)
-
-
 class Rotation(LayerMatrices):
     """Turns the gradients of layers of one form into their eigenbases, and steps back out of them.
 

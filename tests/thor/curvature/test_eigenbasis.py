@@ -4,12 +4,13 @@ import mindspore as ms
 import numpy as np
 import pytest
 from mindspore import Tensor, nn, ops
+from scipy.linalg import block_diag
 
 import first_order
 import thor
 from tests.support import reference
 from tests.support.networks import Mixed, Mlp, batch, fill, images, never, squared_error, values
-from thor.curvature.eigenbasis import bases_of, eigenvectors
+from thor.curvature.eigenbasis import bases_of, eigenvectors, turned_columns, turned_rows
 from thor.refreshing import Refreshing
 from thor.step.adam_moments import largest_step
 
@@ -161,6 +162,17 @@ def test_a_renewal_turns_the_first_moment_and_loses_nothing_of_it():
     Refreshing(optimizer, step.update).refresh_if_due()
     for mine, theirs in zip(moments(), before, strict=True):
         np.testing.assert_allclose(mine, theirs, atol=1e-5 * np.abs(theirs).max())
+
+
+def test_a_moment_in_other_bases_is_the_same_moment():
+    """Two copies of a factor of three blocks, against dense matrices."""
+    old, new = (np.array([[rotation(4, seed + 3 * c + n) for n in range(3)] for c in range(2)]) for seed in (0, 9))
+    moment = np.random.default_rng(1).standard_normal((2, 5, 12))
+    of_columns, of_rows = turned_columns(moment, old, new), turned_rows(moment.swapaxes(1, 2), old, new)
+    for c in range(2):
+        before, after = block_diag(*old[c]), block_diag(*new[c])
+        np.testing.assert_allclose(of_columns[c] @ after.T, moment[c] @ before.T, atol=1e-12)
+        np.testing.assert_allclose(after @ of_rows[c], before @ moment[c].T, atol=1e-12)
 
 
 def test_a_direction_without_curvature_takes_no_step():
