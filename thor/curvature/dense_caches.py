@@ -14,19 +14,16 @@ from mindspore import Tensor, ops
 
 from thor.curvature.factor import Factor
 from thor.factors.blocks import Cut
-
-#: Operations of the product of a group's gradients with dense inverses, up to which an accelerator takes them. A
-#: graphics card does as many in the time in which it launches two or three kernels.
-DENSE_OPERATIONS = 2_000_000_000
+from thor.runtime import device
 
 
 def few_operations(rows: int, dim: int) -> bool:
     """Whether so many rows times a dense matrix of this dimension take less time than the kernels that this saves."""
-    return 2 * rows * dim * dim <= DENSE_OPERATIONS
+    return 2 * rows * dim * dim <= device.operations_of_launches()
 
 
 def is_dense_faster(cut: Cut, across: int) -> bool:
-    """Whether an accelerator multiplies ``across`` rows or columns faster with a dense inverse of this cut."""
+    """Whether ``across`` rows or columns are multiplied faster with a dense inverse of this cut."""
     in_parts = cut.rank > 0 and not cut.whole_inverse
     return in_parts and few_operations(across, cut.dim)
 

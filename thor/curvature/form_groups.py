@@ -22,8 +22,8 @@ class FormGroup:
     Args:
         indices: the layers' places among all layers.
         layers: the layers.
-        together: True where the device spares kernels: caches are then stacked, or made dense. False for a single
-            layer, which is preconditioned with its own caches.
+        together: Whether caches are stacked, or made dense. False for a single layer, which is preconditioned with its
+            own caches.
 
     Attributes:
         cell: what preconditions the gradients of the group.
@@ -59,13 +59,14 @@ class FormGroup:
         return [ops.concat(list(kind)) if len(kind) > 1 else kind[0].copy() for kind in by_kind]
 
 
-def form_groups(layers: Sequence[Layer], together: bool) -> tuple[FormGroup, ...]:
-    """The layers in groups: those of one form, if ``together``, else one by one.
+def form_groups(layers: Sequence[Layer], stacks: Callable[[int], bool]) -> tuple[FormGroup, ...]:
+    """The layers in groups: those of one form whose weights are ``stacks(numbers in a weight)``, the others one by one.
 
     A layer whose caches lie on another rank stays alone.
     """
-    members = alike([layer.form if together and layer.held else i for i, layer in enumerate(layers)])
-    return tuple(FormGroup(each, [layers[i] for i in each], together and layers[each[0]].held) for each in members)
+    together = [layer.held and stacks(layer.weight.size) for layer in layers]
+    members = alike([layer.form if together[i] else i for i, layer in enumerate(layers)])
+    return tuple(FormGroup(each, [layers[i] for i in each], together[each[0]]) for each in members)
 
 
 def alike(keys: Sequence[Hashable]) -> tuple[tuple[int, ...], ...]:

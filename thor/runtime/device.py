@@ -40,6 +40,9 @@ CONVOLUTION_VARIABLE = "THOR_CONVOLUTION"
 #: ``ops.cholesky`` runs on the device (GPU), Newton-Schulz where only matrix products are fast (Ascend).
 _INVERSE_OF_TARGET = {"CPU": "lapack", "GPU": "cholesky", "Ascend": "newton-schulz"}
 
+#: A CPU copies a tensor of so many numbers in about the time in which it launches a kernel.
+_QUICKLY_COPIED = 2**17
+
 _RECURSION_LIMIT = 10_000
 _STACK = 256 * 2**20
 
@@ -160,11 +163,24 @@ def l2_loss_is_fast() -> bool:
 
 
 def spares_kernels() -> bool:
-    """Whether steps spare kernels at the cost of some operations and copies.
+    """Whether steps spare kernels at the cost of some operations and copies, however large the tensors are.
 
     An accelerator waits for the launch of small kernels. A CPU, where a launch is cheap, waits for the operations.
     """
     return _chosen() != "CPU"
+
+
+def stacks(numbers: int) -> bool:
+    """Whether tensors of so many numbers are stacked, and worked on by as many kernels as one of them needs.
+
+    Stacking copies. A CPU copies a small tensor faster than it launches the kernels that this spares.
+    """
+    return spares_kernels() or numbers <= _QUICKLY_COPIED
+
+
+def operations_of_launches() -> int:
+    """Floating-point operations that take as long as the launch of two or three kernels."""
+    return 2_000_000_000 if spares_kernels() else 4_000_000
 
 
 def runs_ahead() -> bool:

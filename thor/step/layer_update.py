@@ -121,7 +121,7 @@ class LayerUpdate(Moving):
         super().__init__(inner, decays)
         self.summary = finiteness_summary()
         self.layers = tuple(range(len(layers)))
-        groups = form_groups(layers, device.spares_kernels())
+        groups = form_groups(layers, device.stacks)
         self.groups, self.group_members = tuple(range(len(groups))), tuple(group.indices for group in groups)
         #: (group, place in it) of each layer
         self.place_of = places_in(self.group_members)

@@ -36,7 +36,7 @@ class Twins(nn.Cell):
 
 def trained(together, monkeypatch, steps=4, save=None, load=None, net=None, data=images, **options):
     """Weights, losses, optimizer of a short training in groups, or one by one."""
-    monkeypatch.setattr(device, "spares_kernels", lambda: together)
+    monkeypatch.setattr(device, "stacks", lambda numbers: together)
     net = net or Twins()
     settings = {"lr": 0.02, "interval": 2, "momentum": 0.9, "norms": True, "jit": True, "factor_decay": 0.5}
     optimizer, step = make(net, **settings | options)
@@ -71,7 +71,8 @@ QUICK = ("dense inverses, clip", "dense eigenbasis")
 )
 def test_groups_move_as_layers_one_by_one(name, monkeypatch):
     options = dict(CASES[name])
-    monkeypatch.setattr(dense_caches, "DENSE_OPERATIONS", options.pop("dense", 10**9))
+    operations = options.pop("dense", 10**9)
+    monkeypatch.setattr(device, "operations_of_launches", lambda: operations)
     alone, losses, _ = trained(False, monkeypatch, **options)
     together, grouped_losses, _ = trained(True, monkeypatch, **options)
     np.testing.assert_allclose(grouped_losses, losses, rtol=1e-4)
@@ -114,7 +115,7 @@ def test_a_dense_inverse_is_the_one_in_parts(split):
 
 def test_groups_are_of_one_form_and_have_a_cache_for_all():
     optimizer, _ = make(Twins(), norms=True, block_size=4)
-    groups = form_groups(optimizer.captured, True)
+    groups = form_groups(optimizer.captured, lambda numbers: True)
     assert sorted(i for group in groups for i in group.indices) == list(range(len(optimizer.captured)))
     assert sorted(len(group.indices) for group in groups) == [1, 1, 2, 2, 2, 3, 4]
     for group in groups:
@@ -123,12 +124,12 @@ def test_groups_are_of_one_form_and_have_a_cache_for_all():
         for at, cache in enumerate(group.caches):
             own = np.concatenate([caches_of(layer)[at].asnumpy() for layer in group.layers])
             np.testing.assert_array_equal(cache.asnumpy(), own)
-    assert all(len(group.indices) == 1 for group in form_groups(optimizer.captured, False))
+    assert all(len(group.indices) == 1 for group in form_groups(optimizer.captured, lambda numbers: False))
 
 
 def test_a_group_follows_its_layers():
     optimizer, _ = make(Twins(), block_size=4)
-    group = next(g for g in form_groups(optimizer.captured, True) if len(g.indices) == 3)
+    group = next(g for g in form_groups(optimizer.captured, lambda numbers: True) if len(g.indices) == 3)
     inverse = group.layers[1].caches[0]
     inverse.set_data(Tensor(inverse.asnumpy() * 2))
     group.renew()
@@ -145,7 +146,7 @@ def test_a_loss_and_its_network_are_not_changed_by_grouping(monkeypatch):
     """The group's copies are no Parameters of the step: nothing more is saved, counted or optimized."""
     names = []
     for together in (False, True):
-        monkeypatch.setattr(device, "spares_kernels", lambda together=together: together)
+        monkeypatch.setattr(device, "stacks", lambda numbers, together=together: together)
         optimizer = thor.THOR(Twins(), 1e-3)
         step = thor.TrainStep(optimizer.network, squared_error, optimizer)
         names.append([p.name for p in step.get_parameters()])
