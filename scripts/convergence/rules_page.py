@@ -87,8 +87,9 @@ Both comparisons also tell the peak memory of the process, and how many inverses
 - One contender was run again after runs with test seeds: inverses without a damping, on the autoencoder. Their default
   trace rule had stopped all layers within the first steps, which those runs brought to light. The default was mended
   before any run of this contender on another task.
-- The seconds of the autoencoder and of the language model were measured again. The whole of a run's first steps had
-  counted as compiling, and not only what the compiler took of them.
+- Seconds were measured again, of all optimizers of a task in turns. At first the whole of a run's first steps had
+  counted as compiling, and not only what the compiler took of them. Then the computation of THOR's step became faster,
+  and its compilation. Epochs and values are those of the first runs, which made the same steps up to rounding.
 - Muon was run again on the language model, trials included. Its runs had given one of 13 hidden matrices to AdamW,
   because the output layer has no matrix of its own there. Muon's loss at equal budget fell from 5.142 to 4.942.
 - K-FAC is THOR's code with inverses of whole factors and a relative damping. Each layer's step is as long as its
