@@ -47,9 +47,10 @@ class EigenUpdate(LayerUpdate):
         limit = largest_step(beta1, beta2)
         self.limits, self.limited = tuple(limit * factor for factor in self.factors), limit < float("inf")
         #: the other weights by shape, whose moments are stacked as those of a group of layers are
-        shapes = [tuple(each.shape) for each in moments.first]  # a number has none to be stacked along
-        stacked = [bool(shape) and device.stacks(each.size) for shape, each in zip(shapes, moments.first, strict=True)]
-        self.others_by_shape = alike([shape if stacked[k] else k for k, shape in enumerate(shapes)])
+        self.others_by_shape = alike([
+            tuple(each.shape) if each.shape and device.stacks(each.size) else k  # a number has no axis
+            for k, each in enumerate(moments.first)
+        ])  # fmt: skip
         self.other_units = tuple(range(len(self.groups), len(self.groups) + len(self.others_by_shape)))
         self.other_place = places_in(self.others_by_shape)
         #: the indices of the moments of each unit: a group of layers, or other weights of one shape

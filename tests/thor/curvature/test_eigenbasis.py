@@ -168,11 +168,10 @@ def test_a_moment_in_other_bases_is_the_same_moment():
     """Two copies of a factor of three blocks, against dense matrices."""
     old, new = (np.array([[rotation(4, seed + 3 * c + n) for n in range(3)] for c in range(2)]) for seed in (0, 9))
     moment = np.random.default_rng(1).standard_normal((2, 5, 12))
-    of_columns, of_rows = turned_columns(moment, old, new), turned_rows(moment.swapaxes(1, 2), old, new)
-    for c in range(2):
+    both = zip(turned_columns(moment, old, new), turned_rows(moment.swapaxes(1, 2), old, new), strict=True)
+    for c, (of_columns, of_rows) in enumerate(both):
         before, after = block_diag(*old[c]), block_diag(*new[c])
-        np.testing.assert_allclose(of_columns[c] @ after.T, moment[c] @ before.T, atol=1e-12)
-        np.testing.assert_allclose(after @ of_rows[c], before @ moment[c].T, atol=1e-12)
+        np.testing.assert_allclose([of_columns @ after.T, (after @ of_rows).T], [moment[c] @ before.T] * 2, atol=1e-12)
 
 
 def test_a_direction_without_curvature_takes_no_step():
