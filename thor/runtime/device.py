@@ -40,7 +40,7 @@ CONVOLUTION_VARIABLE = "THOR_CONVOLUTION"
 #: ``ops.cholesky`` runs on the device (GPU), Newton-Schulz where only matrix products are fast (Ascend).
 _INVERSE_OF_TARGET = {"CPU": "lapack", "GPU": "cholesky", "Ascend": "newton-schulz"}
 
-#: A CPU copies a tensor of so many numbers in about the time in which it launches a kernel.
+#: Numbers of a tensor that a CPU copies in about the time in which it launches a few kernels; an estimate.
 _QUICKLY_COPIED = 2**17
 
 _RECURSION_LIMIT = 10_000
