@@ -40,7 +40,7 @@ CONVOLUTION_VARIABLE = "THOR_CONVOLUTION"
 #: ``ops.cholesky`` runs on the device (GPU), Newton-Schulz where only matrix products are fast (Ascend).
 _INVERSE_OF_TARGET = {"CPU": "lapack", "GPU": "cholesky", "Ascend": "newton-schulz"}
 
-#: Numbers of a tensor that a CPU copies in about the time in which it launches a few kernels; an estimate.
+#: Numbers of a tensor up to which a CPU copies it faster than it launches the kernels that stacking spares.
 _QUICKLY_COPIED = 2**17
 
 _RECURSION_LIMIT = 10_000
