@@ -5,6 +5,7 @@ MindSpore takes long to import, therefore only functions that examine the machin
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import platform
@@ -88,11 +89,13 @@ def examine(wanted: str, ports: Sequence[int], shared: Path | None, others: Sequ
 
 
 def _ascend(mindspore: str, level: Level) -> Iterator[Finding]:
-    """Findings about CANN and the driver; a missing one has this level."""
+    """Findings about CANN, the driver and CANN's Python packages; a missing one has this level."""
     files = ascend_findings.cann_files(os.environ, platform.machine())
     found = next((stated for file in files if (stated := stated_version(file)) is not None), None)
     yield ascend_findings.cann(mindspore, found, files, level)
     yield ascend_findings.driver(mindspore, stated_version(ascend_findings.DRIVER_FILE), level)
+    modules = (ascend_findings.COMPILER, *ascend_findings.PACKAGES)
+    yield ascend_findings.packages([name for name in modules if importlib.util.find_spec(name) is None], level)
 
 
 def stated_version(path: str) -> str | None:

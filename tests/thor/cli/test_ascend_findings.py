@@ -74,3 +74,12 @@ def test_drivers(mindspore, found, level, words):
 def test_cann_that_is_named_with_a_version_is_one_that_it_accepts():
     for release in supported_versions.RELEASES:
         assert ascend_findings.series(release.cann or release.cann_of_operators) in release.cann_accepted
+
+
+def test_missing_python_packages_are_named_as_modules_and_their_cure_as_packages():
+    finding = ascend_findings.packages(["te", "attr", "sympy"], "fail")
+    assert finding.level == "fail" and finding.text == "missing: te, attr, sympy"
+    assert "set_env.sh" in finding.cure and finding.cure.endswith("pip install attrs sympy")
+    assert ascend_findings.packages(["absl"], "warn").cure == "pip install absl-py"
+    assert "pip" not in ascend_findings.packages(["te"], "warn").cure
+    assert (ascend_findings.packages([], "fail").level, ascend_findings.packages([], "fail").cure) == ("ok", "")

@@ -149,26 +149,30 @@ def test_the_command(tmp_path, monkeypatch):
     [
         ("CPU", "/usr/bin/npu-smi", []),
         ("auto", None, []),
-        ("auto", "npu-smi", ["warn"] * 2),
-        ("Ascend", None, ["fail"] * 2),
+        ("auto", "npu-smi", ["warn"] * 3),
+        ("Ascend", None, ["fail"] * 3),
     ],
 )
-def test_cann_and_driver_are_looked_for_where_an_ascend_is_wanted_or_there(wanted, npu_smi, names, monkeypatch):
+def test_what_an_ascend_needs_is_looked_for_where_an_ascend_is_wanted_or_there(wanted, npu_smi, names, monkeypatch):
     monkeypatch.setattr(doctor.shutil, "which", lambda name: npu_smi if name == "npu-smi" else None)
     monkeypatch.setattr(doctor, "stated_version", lambda path: None)
-    found = [finding.level for finding in doctor.examine(wanted, [], None, []) if finding.name in ("cann", "driver")]
-    assert found == names
+    sought = ("cann", "driver", "cann's python")
+    assert [finding.level for finding in doctor.examine(wanted, [], None, []) if finding.name in sought] == names
 
 
 def test_the_versions_of_an_installation_are_read(tmp_path, monkeypatch):
     (tmp_path / "compiler").mkdir()
     (tmp_path / "compiler" / "version.info").write_text("Version=8.5.T5.0.B029\ntimestamp=20260101\n")
     (tmp_path / "driver.info").write_text("package_version=1\nVersion=25.5.0\n")
+    for name in (ascend_findings.COMPILER, *ascend_findings.PACKAGES):
+        (tmp_path / f"{name}.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("ASCEND_HOME_PATH", str(tmp_path))
     monkeypatch.setattr(ascend_findings, "DRIVER_FILE", str(tmp_path / "driver.info"))
     found = {each.name: each for each in doctor.examine("Ascend", [], None, [])}
     assert found["cann"].text.startswith("8.5.T5.0.B029;") and found["cann"].level == "ok"
     assert found["driver"].text.startswith("25.5.0;")
+    assert found["cann's python"].level == "ok"
     assert doctor.stated_version(str(tmp_path / "none")) is None
 
 
