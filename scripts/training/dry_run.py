@@ -69,7 +69,7 @@ def show(settings: TrainSettings, console: Console | None = None) -> Preview:
     console.print(_layers(settings.network, preview, sizes["curvature"]))
     left_out = getattr(preview.optimizer, "left_out", [])
     lines = [_captured(preview)] if getattr(preview.optimizer, "layers", []) else []
-    lines += [f"plain gradient: {len(left_out)} layers"] if left_out else []
+    lines += [f"not captured: {len(left_out)} layers"] if left_out else []
     lines += [*preview.initial, _memory(sizes), _steps(settings, preview.steps_per_epoch)]
     lines += [f"files: {line}" for line in _files(settings)]
     lines += [f"MISSING HERE: {note}" for note in preview.notes]
