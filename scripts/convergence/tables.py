@@ -61,7 +61,7 @@ def _to_target(rules: Rules, task: Task, rows: dict[str, ToTarget], alone: bool)
     titles = ", ".join(rules.contenders[name].title for name in groups[0])
     lines = [
         f"*Time to target*: medians over seeds, {timed}; in brackets the ratio to the best of {titles}, then to the "
-        "best of all first-order optimizers.",
+        "best of all first-order optimizers. In bold: a goal that was missed.",
         "",
         "| optimizer | epochs | seconds | seconds with compiling | reached | refreshes | final value | peak, MiB |",
         "|---|---|---|---|---|---|---|---|",
