@@ -23,7 +23,7 @@ class SumOfSquares(nn.Cell):
     def construct(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """mean_b sum_p (outputs - targets)^2."""
         difference = outputs - targets.reshape(outputs.shape)
-        return (difference * difference).sum(-1).mean()
+        return (difference * difference).reshape(outputs.shape[0], -1).sum(-1).mean()
 
 
 class PixelCrossEntropy(nn.Cell):
@@ -33,7 +33,7 @@ class PixelCrossEntropy(nn.Cell):
         """mean_b sum_p log(1 + exp(outputs)) - targets outputs, in its stable form."""
         targets = targets.reshape(outputs.shape)
         softplus = ops.relu(outputs) + ops.log1p(ops.exp(-ops.abs(outputs)))
-        return (softplus - targets * outputs).sum(-1).mean()
+        return (softplus - targets * outputs).reshape(outputs.shape[0], -1).sum(-1).mean()
 
 
 def build_network(settings: TrainSettings, from_data: Mapping[str, Any] | None = None) -> nn.Cell:
