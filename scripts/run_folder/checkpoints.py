@@ -145,11 +145,19 @@ def choose(folder: Path, which: str) -> Path:
     return path
 
 
+def check_description(path: Path) -> None:
+    """Compare a checkpoint that a run has written with its description; UserError if one of the two is damaged.
+
+    Other files of weights have none: what stands beside them under the same name is not looked at.
+    """
+    description = path.with_suffix(".json")
+    if (path.stem == BEST or path.stem.startswith("step-")) and description.is_file():
+        read_position(path, description)
+
+
 def load_network(path: Path, network: nn.Cell) -> str:
     """Load a checkpoint's averaged weights, or its weights if it has no averages; returns which, for messages."""
-    description = path.with_suffix(".json")
-    if description.is_file():
-        read_position(path, description)
+    check_description(path)
     tensors = read_tensors(path)
     averages = {
         name.removeprefix(AVERAGE_PREFIX): value for name, value in tensors.items() if name.startswith(AVERAGE_PREFIX)

@@ -10,7 +10,6 @@ from mindspore import Parameter, Tensor, nn
 
 from scripts.run_folder import checkpoints
 from scripts.run_folder.checkpoints import AVERAGE_PREFIX, BEST, CHECKPOINT_SUFFIXES
-from scripts.run_folder.progress_record import read_position
 from thor.runtime.errors import UserError
 
 _MOST_NAMES = 10  # in one line
@@ -73,9 +72,7 @@ def take_weights(name: str, network: nn.Cell) -> Fitted:
     Running averages of weights (`ema.NAME`) and the state of optimizers are not taken.
     """
     path = find_weights(name)
-    description = path.with_suffix(CHECKPOINT_SUFFIXES[1])
-    if description.is_file():
-        read_position(path, description)
+    checkpoints.check_description(path)
     tensors = {key: value for key, value in checkpoints.read_tensors(path).items() if isinstance(value, Tensor)}
     own = {parameter.name: parameter for parameter in network.get_parameters()}
     known = [key for key in own if key in tensors]

@@ -115,4 +115,4 @@ def _damaged(path: Path, why: str, tensors: Path) -> UserError:
     """The error for a damaged checkpoint, with advice: usually an earlier checkpoint is intact."""
     if tensors.stem.startswith("step-"):
         return UserError(f"{path}: damaged ({why}); remove it to use the checkpoint before")
-    return UserError(f"{path}: damaged ({why}); remove it, and give --checkpoint last, or another file")
+    return UserError(f"{path}: damaged ({why}); give another checkpoint, such as a step-*.ckpt beside it")

@@ -73,6 +73,13 @@ def test_what_is_no_weights_is_refused(tmp_path):
         take_weights(str(tmp_path / "c.ckpt"), network())
 
 
+def test_a_file_that_no_run_has_written_is_taken_whatever_stands_beside_it(tmp_path):
+    """Many libraries describe weights in a JSON file of the same name; its words are not those of a run."""
+    ms.save_checkpoint([{"name": p.name, "data": p} for p in network().get_parameters()], str(tmp_path / "w.ckpt"))
+    (tmp_path / "w.json").write_text('{"source": "zoo", "top1": 0.76}')
+    assert len(take_weights(str(tmp_path / "w.ckpt"), network()).taken) == 8
+
+
 @pytest.fixture(scope="module")
 def donor(tmp_path_factory):
     """A run with averages, of which only the last checkpoint is left."""
