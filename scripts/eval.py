@@ -50,8 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"{path} ({weights}), {scores.count:,} {'words' if settings.data.name == 'text' else 'examples'}:")
     for name, value in scores.named().items():
         print(f"  {name} {value:.6g}")
-    if parts.feeds.unreadable():
-        print(f"  {parts.feeds.unreadable()} unreadable images were left out")
+    if unreadable := int(parts.feeds.unreadable().sum()):
+        print(f"  {unreadable} unreadable images were left out")
     if options.out:
         results = {"checkpoint": str(path), "weights": weights, "count": scores.count, **scores.named()}
         with reporting_write_errors(options.out, "the results are above"):

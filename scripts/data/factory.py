@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
+from numpy.typing import NDArray
+
 from scripts.data import cifar, fashion_mnist, fetch, imagenet_folder, imagenet_samples
 from scripts.data.batches import Batches, Channels, Split
 from scripts.data.image_source import Collection, ImageSource
@@ -37,7 +40,8 @@ class Feeds:
         test: Batches to evaluate on. The ranks together see every example once; padding has labels below 0.
         origin: Where the data are, for messages.
         network_options: Arguments for the network's factory that depend on the data.
-        skipped: For each of the two parts, the unreadable images so far, and the reason of each.
+        skipped: For each of the two parts, its number of images, and the unreadable ones that this process has met
+            since it started, by index, with the reason of each.
         words: The vocabulary, if the data are text.
     """
 
@@ -45,12 +49,15 @@ class Feeds:
     test: Source
     origin: str
     network_options: dict[str, Any] = field(default_factory=dict)
-    skipped: Sequence[dict[str, str]] = ()
+    skipped: Sequence[tuple[int, dict[int, str]]] = ()
     words: Vocabulary | None = None
 
-    def unreadable(self) -> int:
-        """Number of unreadable images so far."""
-        return sum(len(names) for names in self.skipped)
+    def unreadable(self) -> NDArray[np.float32]:
+        """Marks of all images [n], the training images first: 1 for those of `skipped`, else 0."""
+        marks = [np.zeros(count, np.float32) for count, _ in self.skipped]
+        for part, (_, found) in zip(marks, self.skipped, strict=True):
+            part[list(found)] = 1
+        return np.concatenate([np.zeros(0, np.float32), *marks])
 
 
 def open_feeds(settings: TrainSettings, words: Vocabulary | None = None) -> Feeds:
@@ -128,13 +135,15 @@ def _photographs(settings: TrainSettings) -> Feeds:
     """Open ImageNet, as a folder or as MindRecord, or the twenty sample photographs."""
     data = settings.data
     train, test, folder = _collections(settings)
-    skipped: tuple[dict[str, str], dict[str, str]] = ({}, {})
+    skipped: tuple[tuple[int, dict[int, str]], ...] = ((len(train), {}), (len(test), {}))
     shared: dict[str, Any] = {"size": data.size, "strict": data.strict, "workers": data.workers}
     return Feeds(
-        train=ImageSource(collection=train, augment=data.augment, skipped=skipped[0], **shared, **_training(settings)),
+        train=ImageSource(
+            collection=train, augment=data.augment, skipped=skipped[0][1], **shared, **_training(settings)
+        ),
         test=ImageSource(
             collection=test,
-            skipped=skipped[1],
+            skipped=skipped[1][1],
             **shared,
             **_evaluation(settings, settings.share, len(test)),
         ),

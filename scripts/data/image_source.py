@@ -72,7 +72,7 @@ class ImageSource:
         augment: False takes the centre of each image in training too.
         strict: An unreadable image ends the run with an error.
         workers: Threads that decode; one per processor by default.
-        skipped: Name of each unreadable image so far, and the reason.
+        skipped: Index of each unreadable image so far, and the reason.
     """
 
     collection: Collection
@@ -85,9 +85,9 @@ class ImageSource:
     augment: bool = True
     strict: bool = False
     workers: int | None = None
-    skipped: dict[str, str] = field(default_factory=dict)
+    skipped: dict[int, str] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False, compare=False)
-    _skipped_now: set[str] = field(default_factory=set, init=False, repr=False, compare=False)  # in this epoch
+    _skipped_now: set[int] = field(default_factory=set, init=False, repr=False, compare=False)  # in this epoch
 
     def __post_init__(self) -> None:
         if self.size < 1:
@@ -139,7 +139,7 @@ class ImageSource:
         try:
             return self._view(epoch, index, item)
         except UnreadableError as error:
-            self._skip(item, error)
+            self._skip(index, item, error)
         return self._substitute(epoch, index) if self.training else self._blank()
 
     def _view(self, epoch: int, index: int, item: Item) -> Example:
@@ -153,14 +153,14 @@ class ImageSource:
         """An all-zero image with the label IGNORED, for padding."""
         return np.zeros((self.size, self.size, 3), np.uint8), IGNORED
 
-    def _skip(self, item: Item, error: UnreadableError) -> None:
+    def _skip(self, index: int, item: Item, error: UnreadableError) -> None:
         """Record an unreadable image; end the run if `strict` or if there are too many of them."""
         if self.strict:
             raise UserError(f"{item.name}: {error} (without 'strict' it would be skipped)")
         with self._lock:
-            new = item.name not in self.skipped
-            self.skipped[item.name] = str(error)
-            self._skipped_now.add(item.name)
+            new = index not in self.skipped
+            self.skipped[index] = str(error)
+            self._skipped_now.add(index)
             skipped, count = len(self._skipped_now), len(self.collection)
         if new:
             log.warning("skipped %s: %s", item.name, error)
@@ -180,7 +180,7 @@ class ImageSource:
             try:
                 return self._view(epoch, index, item)
             except UnreadableError as error:
-                self._skip(item, error)
+                self._skip(index, item, error)
 
 
 def _stacked(examples: list[Future[Example]]) -> tuple[NDArray[np.float32], NDArray[np.int32]]:

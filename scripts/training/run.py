@@ -191,7 +191,7 @@ def run_facts(run: Run) -> dict[str, Any]:
         "steps": run.position.step,
         "seconds": round(run.position.seconds, 3),
         "best": {"step": run.position.best_step, "value": run.position.best},
-        "unreadable_images": int(run.ranks.total([run.feeds.unreadable()])[0]),
+        "unreadable_images": int((run.ranks.total(run.feeds.unreadable()) > 0).sum()),
         "phases": run.phases.sums(),
         "memory": memory(run.network, run.stepper.optimizer, run.average, run.position.peak),
     }

@@ -169,6 +169,20 @@ def test_unreadable_images_are_in_the_summary(tmp_path):
     assert json.loads((run.folder / "summary.json").read_text())["unreadable_images"] == 1
 
 
+def test_an_unreadable_image_that_several_ranks_meet_is_one(tmp_path):
+    folder = imagenet_samples.arrange(tmp_path / "broken")
+    next((folder / "train").glob("*/*.JPEG")).write_bytes(b"no photograph")
+    marks = []
+    for rank in range(2):
+        data = {**_samples(folder), "rank": rank, "ranks": 2}
+        feeds = open_feeds(settings_for(tmp_path, "imagenet_samples", epochs=4, data=data))
+        for epoch in range(4):
+            list(feeds.train.epoch(epoch))
+        marks.append(feeds.unreadable())
+    assert [each.sum() for each in marks] == [1, 1]
+    assert (sum(marks) > 0).sum() == 1
+
+
 @pytest.mark.parametrize("change", ["renamed", "fewer"])
 def test_photographs_of_other_classes_are_refused(tmp_path, change):
     """The same number would be another class: an accuracy of nothing, and no word of it."""
@@ -250,5 +264,5 @@ def test_a_network_of_next_words_is_exported_with_as_many_tokens_as_it_is_shown(
     settings = settings_for(tmp_path, "next words")  # 16 tokens of which it is shown 14
     tokens = next(open_feeds(settings).train.epoch(0))[0]
     assert (
-        export._example(settings, build_network(settings, {"vocab_size": 100}), 4)[0].shape == tokens.shape == (4, 14)
+        export.example_inputs(settings, build_network(settings, {"vocab_size": 100}), 4)[0].shape == tokens.shape == (4, 14)
     )
