@@ -13,7 +13,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
-from inspect import signature
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,7 +77,9 @@ def export(
     with writing, tempfile.TemporaryDirectory(prefix="writing.", dir=out.parent) as name:
         temporary = Path(name, out.name)  # the final name, by which the parts of a large network refer to each other
         try:
-            ms.export(network, *_example(settings, network, batch), file_name=str(temporary), file_format=form.upper())
+            ms.export(
+                network, *example_inputs(settings, network, batch), file_name=str(temporary), file_format=form.upper()
+            )
         except OSError:
             raise
         except Exception as error:  # the exporter passes on any exception of an operator
@@ -111,7 +113,7 @@ def _from_data(settings: TrainSettings, run: Path) -> dict[str, Any]:
     return {"vocab_size": len(words)}
 
 
-def _example(settings: TrainSettings, network: nn.Cell, batch: int) -> list[Any]:
+def example_inputs(settings: TrainSettings, network: nn.Cell, batch: int) -> list[Any]:
     """Zero inputs of the shapes that the network takes.
 
     A network of masked text that needs positions gets them; one that does not scores every token without.
@@ -124,12 +126,21 @@ def _example(settings: TrainSettings, network: nn.Cell, batch: int) -> list[Any]
     data = settings.data
     if data.name == "text":
         tokens = ms.Tensor(np.zeros((batch, data.tokens), np.int32))
-        needed = [each for each in signature(network.construct).parameters.values() if each.default is each.empty]
+        needed = [each for each in _parameters(network) if each.default is each.empty]
         if data.objective == "masked" and len(needed) > 1:
             return [tokens, ms.Tensor(np.zeros((batch, masked_tokens(data.tokens)), np.int32))]
         return [tokens]
     shape = IMAGES.get(data.name, (3, data.size, data.size))
     return [ms.Tensor(np.zeros((batch, *shape), np.float32))]
+
+
+def _parameters(network: nn.Cell) -> list[Parameter]:
+    """What `construct` takes, of the child where a Cell hands all on to its only one, as mixed precision does."""
+    found = list(signature(network.construct).parameters.values())
+    children = list(network.cells())
+    if len(children) == 1 and all(each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD) for each in found):
+        return _parameters(children[0])
+    return found
 
 
 def _gist(error: Exception) -> str:

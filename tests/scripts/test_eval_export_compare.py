@@ -207,6 +207,16 @@ def test_a_network_of_masked_text_that_needs_positions_is_exported_with_them(tmp
     )
 
 
+@pytest.mark.parametrize("level", ["O0", "O2"])
+def test_mixed_precision_takes_the_inputs_that_the_network_takes(level):
+    """A Cell of MindSpore's is around the network then, which takes anything."""
+    text = {"name": "text", "length": 16, "objective": "masked"}
+    for name, inputs in ((f"{__name__}:Places", 2), ("bert_tiny", 1)):
+        options = {"vocab_size": 20}
+        settings = validate({"network": name, "network_options": options, "data": text, "amp": level, "device": "CPU"})
+        assert len(export.example_inputs(settings, build_network(settings), 2)) == inputs
+
+
 def test_onnx_says_where_it_cannot(tmp_path):
     network = {
         "network": "tests.scripts.test_eval_export_compare:Odd",
