@@ -79,9 +79,9 @@ Both comparisons also tell the peak memory of the process, and how many inverses
 
 - On the first four tasks many settings were tried before these rules were written, most of them of THOR with a
   damping. THOR's defaults with eigenbases, such as the factor of its rate and its growing interval, were chosen on
-  these tasks too, and the benchmark does not search them. The ranges of all optimizers there contain what worked. On `bible` no setting was explored, and on `vit`
-  only the thresholds of THOR_stop, with seed 11 ([table](untuned.md#the-trace-rule-with-eigenbases)). The ranges of
-  both are those of like tasks.
+  these tasks too, and the benchmark does not search them. The ranges of all optimizers there contain what worked. On
+  `bible` no setting was explored, and on `vit` only the thresholds of THOR_stop, with seed 11
+  ([table](untuned.md#the-trace-rule-with-eigenbases)). The ranges of both are those of like tasks.
 - Two things were changed after a first search, before any run with a test seed. On the autoencoder all five trials of
   the paper's THOR had broken down, so that the range of its rate was moved down by a factor of ten. SOAP was searched
   anew, for its eigenbases had not been orthogonal in directions without curvature.

@@ -130,7 +130,9 @@ def _shown(value: Any) -> str:
 
 def _allowed_in(field: FieldInfo) -> str:
     """The allowed values of a field, in words."""
-    return _allowed(field.annotation, field.metadata)
+    words = _allowed(field.annotation, field.metadata)
+    null = not field.is_required() and field.default is None and not words.endswith("or null")
+    return f"{words}, or null" if null else words
 
 
 def _allowed(kind: Any, metadata: list[Any]) -> str:

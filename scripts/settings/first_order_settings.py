@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from scripts.settings.schedule_settings import NamedSchedule, Schedule
 from scripts.settings.types import Count, NonNegative, Positive, Settings, Share
+
+
+def _patterns(patterns: list[str]) -> list[str]:
+    """Refuse what is no regular expression."""
+    for pattern in patterns:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ValueError(f"{pattern!r} is not a regular expression: {error}") from None
+    return patterns
 
 
 class MomentumSettings(Settings):
@@ -90,7 +101,7 @@ class MuonSettings(Settings):
     ns_dtype: Literal["float32", "bfloat16"] = "float32"
     adjust_lr_fn: Literal["match_rms_adamw", "original"] = "match_rms_adamw"
     flatten: bool = True
-    adamw: list[str] | None = None
+    adamw: Annotated[list[str], AfterValidator(_patterns)] | None = None
     adamw_learning_rate: Positive | None = None
     adamw_beta1: Share = 0.9
     adamw_beta2: Share = 0.95

@@ -130,8 +130,8 @@ class ThorSettings(Settings):
         epsilon: Adam's epsilon, with precondition `eigenbasis`; None for 1e-8.
         rate_factor: Factor on the learning rate of layers in eigenbases; None for 4, with which Adam's own rates fit.
         damping: Initial damping of inverses; None for `eigenbasis`, or with `inverse` for a relative one.
-        relative_damping: Damping as a share of each layer's mean eigenvalue, instead of damping; None for 0.01. Unlike
-            thor.RelativeDamping given to thor.THOR, it leaves graft and interval as they are without a damping.
+        relative_damping: Damping as a share of each layer's mean eigenvalue, instead of damping; None for 0.01. With
+            it, graft and interval have the defaults of inverses without a damping.
         damping_decay: Factor on the damping over ten epochs, as published for ResNet-50; 1 for none.
         damping_schedule: Another way to lower the damping: a schedule, instead of damping_decay; published for BERT.
         block_size: Rows of a diagonal block of a factor; `auto` measures at the first step; or the path of a profile.
@@ -190,6 +190,15 @@ class ThorSettings(Settings):
     weight_sharing: Literal["expand", "pooled", "reduce"] | None = None
     grad_worker_fraction: Annotated[float, Field(ge=0, le=1)] = 1.0
     per: Literal["layer", "factor", "block"] = "block"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_the_default(cls, values: Any) -> Any:
+        """Leave out settings that are null, where null is the default: `_precondition` fills them in."""
+        if not isinstance(values, dict):
+            return values
+        fields = cls.model_fields
+        return {k: v for k, v in values.items() if v is not None or k not in fields or fields[k].default is not None}
 
     @model_validator(mode="after")
     def _precondition(self) -> ThorSettings:
@@ -274,7 +283,8 @@ class TrainSettings(Settings):
         loss_scale: Factor on the loss while gradients are computed, against underflow: fixed, or `dynamic`.
         decay_all: With true, weight decay acts on all weights, including biases, except those with beta or gamma in
             their names (MindSpore's normalisation; adafactor decays these too); with false, on none of dimension one.
-        clip_norm: Bound on the norm of all gradients together (first-order optimizers; THOR has thor.clip).
+        clip_norm: Bound on the norm of all gradients together (first-order optimizers; THOR has thor.clip_each,
+            and with inverses thor.clip).
         ema: Decay of a running average of the weights, which is evaluated instead of the weights; 0 for none.
         device: Device to train on; `auto` takes an Ascend or a GPU if there is one.
         mode: `graph` compiles the step; `pynative` runs operator by operator, for debugging.
@@ -327,7 +337,9 @@ class TrainSettings(Settings):
     def _consistent(self) -> TrainSettings:
         """Refuse settings that contradict each other."""
         if self.clip_norm is not None and self.optimizer == "thor":
-            raise ValueError("clip_norm is for first-order optimizers; with thor use thor.clip, the bound on its step")
+            raise ValueError(
+                "clip_norm is for first-order optimizers; with thor use thor.clip_each, or thor.clip with inverses"
+            )
         if self.reconstructs and self.label_smoothing:
             raise ValueError(f"label_smoothing belongs to loss = cross_entropy, and loss is {self.loss}; leave it out")
         if self.batch_size % self.data.ranks:

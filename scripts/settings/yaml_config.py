@@ -66,9 +66,16 @@ class _Loader(yaml.SafeLoader):
         return node
 
 
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
-)
+class _Dumper(yaml.SafeDumper):
+    """YAML writer that quotes the text 1e-3, so that `_Loader` reads it as a text."""
+
+    yaml_implicit_resolvers = {key: list(value) for key, value in yaml.SafeDumper.yaml_implicit_resolvers.items()}
+
+
+for _each in (_Loader, _Dumper):
+    _each.add_implicit_resolver(
+        "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+    )
 
 
 def load_config(path: Path | None, overrides: Sequence[str] = (), of_others: Sequence[str] = ()) -> TrainSettings:
@@ -173,7 +180,7 @@ def resolved(settings: TrainSettings) -> dict[str, Any]:
 
 def save_config(settings: TrainSettings, path: Path) -> None:
     """Write the resolved settings as YAML."""
-    write_atomically(path, yaml.safe_dump(_without_none(resolved(settings)), sort_keys=False))
+    write_atomically(path, yaml.dump(_without_none(resolved(settings)), Dumper=_Dumper, sort_keys=False))
 
 
 def differences(old: TrainSettings, new: TrainSettings, also: Container[str] = ()) -> list[str]:

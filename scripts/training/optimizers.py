@@ -290,6 +290,10 @@ def muon_groups(network: nn.Cell, settings: TrainSettings) -> list[dict[str, Any
         by_name = _output_layer(network, weights)
     else:
         patterns = [re.compile(pattern) for pattern in own.adamw]
+        for pattern in patterns:
+            if not any(pattern.search(weight.name) for weight in weights):
+                names = ", ".join(weight.name for weight in weights if weight.ndim > 1)
+                raise UserError(f"muon.adamw = {pattern.pattern!r}: matches no weight; the matrices are {names}")
         by_name = [p for p in weights if any(pattern.search(p.name) for pattern in patterns)]
     groups: dict[tuple[bool, bool], dict[str, Any]] = {}
     for weight in weights:

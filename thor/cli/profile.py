@@ -148,7 +148,8 @@ def profile(
     batch_size: Annotated[int, typer.Option(min=1, help="of --data fashion-mnist")] = 128,
     batches: Annotated[int, typer.Option(min=1, help="batches that factors are averaged over")] = 1,
     loss: Annotated[
-        str, typer.Option(help="cross-entropy, squared-error (to the input, but for own data), or module:callable")
+        str,
+        typer.Option(help="cross-entropy, squared-error (to the input, or to targets of --data), or module:callable"),
     ] = "cross-entropy",
     device_name: Annotated[str, typer.Option("--device", help="CPU, GPU, Ascend or auto")] = "auto",
     dims: Annotated[str | None, typer.Option(help="block sizes to try, as in 1,16,32,64")] = None,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # matplotlib takes long to import: only what draws a picture 
 PREDICTOR = (
     "Trust the error most, then the cosine: on Fashion-MNIST's autoencoder their means ranked splits and sizes as "
     "training did (rank correlation 0.90 and 0.83), while the spectral loss, blind to what stands beside the blocks, "
-    "did not (-0.02; README, what the profiler found)."
+    "did not (-0.02; docs/results/block-sizes.md)."
 )
 KEPT_COLOR, TIME_COLOR = "#1f77b4", "#d95f02"
 

@@ -24,7 +24,7 @@ def test_the_page_has_the_settings_of_today():
     [
         ("thor.damping_schedule", "a shape, or a block [Schedule](#schedule), or null | `null` | Another way"),
         ("data.crop", "whole number >= 0, <= 14 | `0` | Random shift"),
-        ("thor.interval", "a number of steps, or a block [Interval](#interval) | `null` | Updates between"),
+        ("thor.interval", "a number of steps, or a block [Interval](#interval), or null | `null` | Updates between"),
         ("thor.clip", "number > 0, or null | `null` | Bound on the squared length of a step in the curvature's norm;"),
         ("tensorboard", "true, false | `false` | Also write"),
         ("loss_scale", "a fixed factor, or `dynamic` | `1` | Factor on the loss"),

@@ -16,6 +16,7 @@ from scripts.training.networks import build_loss, build_network
 from scripts.training.optimizers import build_stepper, muon_groups
 from tests.scripts.training.test_loop import quiet
 from tests.support.tiny_runs import tiny_settings
+from thor.runtime.errors import UserError
 
 
 def net():
@@ -187,6 +188,12 @@ def test_an_output_layer_that_takes_an_embeddings_table_leaves_all_matrices_to_m
     groups = muon_groups(Words(), validate({"optimizer": "muon", "device": "CPU"}))
     by_adamw = [p.name for group in groups if "use_muon" in group for p in group["params"]]
     assert by_adamw == ["output.weight"]  # of the tied one, the table, which the output layer has renamed
+
+
+def test_a_pattern_of_weights_for_adamw_that_matches_none_is_refused():
+    settings = validate({"optimizer": "muon", "muon": {"adamw": ["head"]}, "device": "CPU"})
+    with pytest.raises(UserError, match=r"muon.adamw = 'head': matches no weight; the matrices are 0.weight, 1.weight"):
+        muon_groups(nn.SequentialCell(nn.Dense(3, 4), nn.Dense(4, 2)), settings)
 
 
 @pytest.mark.parametrize("level", ["O2", "O3"])

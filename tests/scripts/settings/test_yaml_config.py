@@ -63,6 +63,10 @@ def test_the_trace_rule_is_what_the_settings_say(value, rule):
     "arguments, message",
     [
         (["--epohs", "3"], "unknown key epohs: did you mean epochs?"),
+        (
+            ["--optimizer", "muon", "--muon.adamw", "['*head']"],
+            "muon.adamw = ['*head']: '*head' is not a regular expression: nothing to repeat",
+        ),
         (["--thor.dampng", "1"], "unknown key thor.dampng: did you mean thor.damping?"),
         (["--damping", "0.1"], "unknown key damping: did you mean thor.damping?"),
         (["--lr", "0.1"], "unknown key lr: did you mean thor.learning_rate?"),
@@ -142,6 +146,22 @@ def test_saved_settings_read_back_equal(tmp_path):
     save_config(settings, tmp_path / "config.yaml")
     assert "thor" not in yaml.safe_load((tmp_path / "config.yaml").read_text())
     assert differences(load_config(tmp_path / "config.yaml"), settings) == []
+
+
+def test_a_text_that_looks_like_a_number_reads_back_as_a_text(tmp_path):
+    settings = load_config(None, ["--out", "'1e-3'", "--network_options", "{name: '2E5'}"])
+    save_config(settings, tmp_path / "config.yaml")
+    found = load_config(tmp_path / "config.yaml")
+    assert found.out == "1e-3" and found.network_options == {"name": "2E5"}
+
+
+@pytest.mark.parametrize("name", ["learning_rate", "split", "refresh", "interval", "factor_decay", "beta1"])
+def test_null_is_the_default_again(tmp_path, name):
+    base = {"learning_rate": 0.5, "split": "block", "refresh": "thor", "interval": 7, "factor_decay": 0.5, "beta1": 0.8}
+    (tmp_path / "base.yaml").write_text(yaml.safe_dump({"thor": {name: base[name]}}))
+    (tmp_path / "child.yaml").write_text(f"base: base.yaml\nthor: {{{name}: null}}\n")
+    assert load_config(tmp_path / "base.yaml").thor != TrainSettings().thor or name == "split"
+    assert load_config(tmp_path / "child.yaml").thor == TrainSettings().thor
 
 
 def test_adam_inside_thor_is_saved_and_compared(tmp_path):
