@@ -13,7 +13,7 @@ from mindspore import Parameter, Tensor, nn
 
 from first_order.cells import set_unregistered
 from thor.capture.attach import detach, left_as_found
-from thor.capture.integrity import NetworkIntegrity, refuse_attached
+from thor.capture.integrity import NetworkIntegrity, refuse_attached, refuse_others
 from thor.capture.targets import LeftOut, Target, find_targets, optimized_targets
 from thor.checkpoint import gathered_state, load_state, plan_parameter
 from thor.curvature.basis_layer import BasisLayer
@@ -198,6 +198,7 @@ class THOR(nn.Optimizer):
         ``forward`` is the loss of the batch.
         """
         assert self._profile_path is not None
+        refuse_others(self.network, self.captured)
         method = self.refresher.method
         with left_as_found(self.network):
             detach(self.network)

@@ -207,15 +207,18 @@ class OptimizerState(StepCounts):
         """The step of the candidate refresh whose bases are being computed; NONE if there is none."""
         return read(self.candidate) if self.may_lag else NONE
 
-    def gain(self, indices: Sequence[int], decay: float) -> tuple[Tensor, np.float32]:
-        """The gain of fresh statistics, one number per layer (0 if it has stopped), and the average's new weight.
+    def gain(self, indices: Sequence[int], decay: float, is_empty: Callable[[int], bool]) -> tuple[Tensor, np.float32]:
+        """The gain of fresh statistics, one number per layer (0 if it has stopped), and the averages' new weight.
 
         mean_k = mean_{k-1} + (x_k - mean_{k-1}) / w_k with w_k = decay w_{k-1} + 1: the exponential running average
-        with bias correction. The gain is 1 / w_k.
+        with bias correction. The gain is 1 / w_k. The averages of all layers have one weight. A layer that comes later
+        has a first gain of 1: its average, which ``is_empty`` knows, holds no statistics yet.
         """
         weight = np.float32(decay) * self.average_weight.asnumpy()[0] + np.float32(1)
-        status = self.status.asnumpy()[list(indices)]
-        return Tensor(np.where(status == ACTIVE, np.float32(1) / weight, 0).astype(np.float32)), weight
+        status, refreshes = self.status.asnumpy(), self.refreshes.asnumpy()
+        late = [weight > 1 and refreshes[i] == 0 and is_empty(i) for i in indices]
+        gains = np.where(late, np.float32(1), np.float32(1) / weight)
+        return Tensor(np.where(status[list(indices)] == ACTIVE, gains, 0).astype(np.float32)), weight
 
     def schedule_gathering(self, weight: np.float32, interval: int) -> None:
         """Store the running averages' new weight, and schedule the next gathering ``interval`` steps from now."""

@@ -14,10 +14,11 @@ other at once and leave no plain steps between; these are made at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
+from mindspore import Tensor
 
 from thor.curvature.refresher import Candidate
 from thor.optimizer import THOR
@@ -48,9 +49,18 @@ class Refreshing:
 
     @property
     def layers(self) -> list[int]:
-        """Indices of the layers that have not stopped and whose weights are not all frozen."""
-        frozen, weights_at = set(self.update.frozen), self.update.weights_at
-        return [i for i in self.optimizer.own_state.active_layers if not frozen.issuperset(weights_at[i])]
+        """Indices of the layers that gather: they have not stopped, and their weights are not all frozen.
+
+        Nor is a BatchNorm among them that normalises with its moving statistics now.
+        """
+        frozen, weights_at, layers = set(self.update.frozen), self.update.weights_at, self.optimizer.captured
+        active = self.optimizer.own_state.active_layers
+        return [i for i in active if not frozen.issuperset(weights_at[i]) and not layers[i].has_moving_statistics]
+
+    def gain(self, indices: Sequence[int]) -> tuple[Tensor, np.float32]:
+        """The gain of fresh statistics of the layers ``indices``, and the averages' new weight."""
+        layers, decay = self.optimizer.captured, self.optimizer.options.factor_decay
+        return self.optimizer.own_state.gain(indices, decay, lambda i: not layers[i].traces().any())
 
     def refresh_if_due(self) -> None:
         """Make a candidate refresh, or begin it."""

@@ -55,7 +55,10 @@ def update_of(control: THOR | PlainOptimizer) -> Moving:
     options, ranks, layers = control.options, control.ranks, control.captured
     if options.adam is not None and control.moments is not None:
         adam = (options.adam.beta1, options.adam.beta2, options.adam.epsilon, options.adam.rate_factor)
-        return EigenUpdate(control.inner, layers, control.moments, *adam, control.decays, options.clip_each, ranks)
+        refreshes = control.own_state.refreshes
+        return EigenUpdate(
+            control.inner, layers, control.moments, refreshes, *adam, control.decays, options.clip_each, ranks
+        )
     return Update(
         control.inner, layers, options.clip, control.decays, options.clip_each, ranks, graft=options.graft
     )  # fmt: skip

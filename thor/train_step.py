@@ -233,8 +233,9 @@ class TrainStep(nn.Cell):
         control = self.control
         if control.own_state.uncounted and (self._state_watch.moved or not self._ahead.launches):
             control.own_state.settle()
-        if self._chooses_blocks:
-            control.profile_blocks(self.forward_pass.loss_alone(), inputs)
+        if not self._bound:
+            if self._chooses_blocks:
+                control.profile_blocks(self.forward_pass.loss_alone(), inputs)
             self._bind()
         self._before_step()
         if self._refreshing is None or not control.own_state.gathers_now:
@@ -319,7 +320,7 @@ class TrainStep(nn.Cell):
         optimizer, graphs, count = self.control, self.step_graphs, len(self.update.weights)
         assert isinstance(optimizer, THOR) and self._refreshing is not None
         state, options = optimizer.own_state, optimizer.options
-        gain, weight = state.gain(graphs.in_graph, options.factor_decay)
+        gain, weight = self._refreshing.gain(graphs.in_graph)
         graphs.average(scale, gain, *gradients[count:])
         state.schedule_gathering(weight, options.gather_interval(state.step))
         self._refreshing.refresh_if_due()

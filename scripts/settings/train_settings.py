@@ -165,7 +165,7 @@ class ThorSettings(Settings):
     precondition: Literal["inverse", "eigenbasis"] | None = None
     beta1: Share | None = None
     beta2: Share | None = None
-    epsilon: NonNegative | None = None
+    epsilon: Positive | None = None
     rate_factor: Positive | None = None
     damping: Positive | None = None
     relative_damping: Positive | None = None

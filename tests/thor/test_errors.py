@@ -49,6 +49,7 @@ OPTIONS = [
     ({"loss_scale": 0}, ValueError, ("loss_scale", "0", "greater than 0")),
     ({"loss_scale": 1e39}, ValueError, ("loss_scale", "1e+39", "at most 3.40282e+38")),
     ({"loss_scale": "dynamic"}, TypeError, ("loss_scale", "'dynamic'", "number")),
+    ({"damping": None, "epsilon": 0.0}, ValueError, ("epsilon", "0", "greater than 0")),
     ({"skip": "head"}, TypeError, ("skip", "'head'", "sequence")),
     ({"skip": ["("]}, ValueError, ("skip", "'('", "regular expression")),
     ({"max_bad_steps": 0}, ValueError, ("max_bad_steps", "0", "at least 1")),

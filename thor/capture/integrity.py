@@ -28,6 +28,17 @@ def refuse_attached(net: nn.Cell, weights: Iterable[Parameter]) -> None:
         )
 
 
+def refuse_others(net: nn.Cell, layers: Iterable[CapturedLayer]) -> None:
+    """Raise ValueError if another THOR than the one with these layers is attached to the network."""
+    mine = {id(cell) for layer in layers for cell in layer.cells}
+    other = next((name for name, cell in tapped_cells(net) if id(cell) not in mine), None)
+    if other is not None:
+        raise ValueError(
+            f"block_size='auto' measures a network without other optimizers, and layer {other} belongs to another "
+            f"THOR: give this one a number as block_size"
+        )
+
+
 class CapturedLayer(Protocol):
     """What is compared of a captured layer (:class:`thor.curvature.layer.Layer`)."""
 

@@ -112,7 +112,14 @@ def _reason_against_convolution(cell: nn.Cell) -> str | None:
 
 def channel_last(cell: nn.Cell) -> bool:
     """Whether a layer's channels are the last axis of its input."""
-    return getattr(cell, "data_format", "NCHW") == "NHWC"
+    return "NHWC" in (getattr(cell, "data_format", None), getattr(cell, "format", None))  # the latter a BatchNorm's
+
+
+def has_moving_statistics(cell: nn.Cell) -> bool:
+    """Whether a normalisation is a BatchNorm that normalises with its moving statistics now."""
+    if cell.training:
+        return False
+    return getattr(cell, "use_batch_statistics", True) is None or getattr(cell, "running_mean", None) is not None
 
 
 def _reason_against_norm(cell: nn.Cell, found: LayerClass) -> str | None:
@@ -122,7 +129,7 @@ def _reason_against_norm(cell: nn.Cell, found: LayerClass) -> str | None:
         return None if len(cell.normalized_shape) == 1 else f"normalises over {len(cell.normalized_shape)} axes"
     if getattr(cell, "use_batch_statistics", None) is False:
         return "normalises with moving statistics"
-    return f"data_format {cell.data_format}" if channel_last(cell) else None
+    return "data_format NHWC" if channel_last(cell) else None
 
 
 def find_targets(
@@ -152,7 +159,8 @@ def find_targets(
     attention = find_projections(net, skips, trains, users)
     left_out = [LeftOut(*each) for each in attention.left_out]
     elsewhere = dict(attention.elsewhere)  # id of a Parameter -> name of a Cell that has it and is left out
-    tables = {id(_weights_of(cell, _class(cell))[0]) for _, cell in net.cells_and_names() if is_embedding(cell)}
+    embeddings = [cell for _, cell in net.cells_and_names() if is_embedding(cell)]
+    tables = {id(weight) for cell in embeddings for weight in _weights_of(cell, _class(cell))}
     for name, cell in net.cells_and_names():
         own = own_parameters(cell)
         if not own or id(cell) in attention.cells:

@@ -27,13 +27,15 @@ NO_CURVATURE = 1e-7
 def eigenvectors(blocks: np.ndarray) -> np.ndarray:
     """The orthonormal eigenvectors of symmetric blocks [m, b, b] in columns, by rising eigenvalue.
 
-    The column of a direction without curvature is zero.
+    The column of a direction without curvature is zero. A block of zeros, of which nothing is known yet, keeps all
+    columns, so that its layer can move.
 
     Raises:
         numpy.linalg.LinAlgError: if LAPACK finds no eigenvectors.
     """
     values, vectors = np.linalg.eigh(blocks)
-    with_curvature = values > NO_CURVATURE * np.maximum(values[:, -1:], 0.0)
+    largest = values[:, -1:]
+    with_curvature = (values > NO_CURVATURE * largest) | (largest <= 0)
     found: np.ndarray = vectors * with_curvature[:, None, :]
     return found
 

@@ -22,8 +22,8 @@ class FormGroup:
     Args:
         indices: the layers' places among all layers.
         layers: the layers.
-        together: Whether caches are stacked, or made dense. False for a single layer, which is preconditioned with its
-            own caches.
+        together: Whether caches may be stacked, or made dense. False for a layer that stays alone, with its own
+            caches: one that is large, or whose caches lie on another rank.
 
     Attributes:
         cell: what preconditions the gradients of the group.

@@ -12,7 +12,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn
 
 from thor.capture.attach import attach
-from thor.capture.targets import Target
+from thor.capture.targets import Target, has_moving_statistics
 from thor.curvature.damping import Damping, damped_trace, pi_split
 from thor.curvature.dense_caches import dense_inverse, is_dense_faster
 from thor.curvature.direction import Direction, DirectionElsewhere, Form
@@ -133,6 +133,11 @@ class Layer(ABC):
         """
         counted = (self.a,) if self.kind == "tied" else (self.a, self.g)  # G of a tied table counts its Fisher's trace
         return all(factor.count > MIN_USES for factor in counted)
+
+    @property
+    def has_moving_statistics(self) -> bool:
+        """Whether this is a BatchNorm in evaluation mode: G is of a normalisation with the batch's statistics."""
+        return self.kind.startswith("norm") and any(has_moving_statistics(cell) for cell in self.cells)
 
     def _mean_over_uses(self) -> float:
         """A is the mean over the uses."""

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, replace
 from typing import Any
 
-from first_order.checks import at_least_0, below_1, check_int, flag, number
+from first_order.checks import below_1, check_int, flag, number
 from thor.capture.targets import skip_patterns
 from thor.curvature.damping import Damping
 from thor.curvature.trace_rule import TraceRule
@@ -157,6 +157,6 @@ def adam_settings(beta1: Any, beta2: Any, epsilon: Any, rate_factor: Any) -> Ada
     return AdamSettings(
         beta1=below_1("beta1", beta1),
         beta2=below_1("beta2", beta2),
-        epsilon=at_least_0("epsilon", epsilon),
+        epsilon=number("epsilon", epsilon, 0.0, open_low=True),
         rate_factor=number("rate_factor", rate_factor, 0.0, open_low=True),
     )

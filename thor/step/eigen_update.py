@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import mindspore as ms
-from mindspore import ParameterTuple, nn, ops
+import numpy as np
+from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from first_order.adam import bias_correction, moments_after
+from first_order.cells import set_unregistered
 from first_order.tensors import scalar
 from thor.curvature.basis_layer import BasisLayer
 from thor.curvature.form_groups import alike
 from thor.distributed.ranks import Ranks
 from thor.runtime import device
 from thor.runtime.graph_ops import entry, nested_entry, over, shared
+from thor.runtime.parameters import PREFIX
 from thor.runtime.stack import Stack
 from thor.step.adam_moments import AdamMoments, largest_step
 from thor.step.finite_check import summary_of_all
@@ -26,14 +29,16 @@ class EigenUpdate(LayerUpdate):
     """Adam in the eigenbasis of every captured layer's factors, and plain Adam for all other weights.
 
     With R = Q_G^T dW Q_A, a layer's direction is Q_G U Q_A^T, where U is Adam's step from the running averages of R and
-    of R^2, and the learning rate of a layer in a basis is ``rate_factor`` times the given one. Nothing changes if the
-    loss or a gradient is not finite.
+    of R^2, and the learning rate of a layer in a basis is ``rate_factor`` times the given one. A layer whose basis has
+    not been computed yet takes Adam's plain step. Nothing changes if the loss or a gradient is not finite.
+
+    ``refreshes`` counts the bases that each layer has had.
     """
 
     def __init__(
-        self, inner: nn.Optimizer, layers: Sequence[BasisLayer], moments: AdamMoments, beta1: float, beta2: float,
-        epsilon: float, rate_factor: float, decays: tuple[float, ...], clip_each: float | None = None,
-        ranks: Ranks | None = None,
+        self, inner: nn.Optimizer, layers: Sequence[BasisLayer], moments: AdamMoments, refreshes: Parameter,
+        beta1: float, beta2: float, epsilon: float, rate_factor: float, decays: tuple[float, ...],
+        clip_each: float | None = None, ranks: Ranks | None = None,
     ):  # fmt: skip
         super().__init__(inner, layers, decays, clip_each, ranks)
         #: the moments of the layers, then those of the other weights
@@ -43,9 +48,19 @@ class EigenUpdate(LayerUpdate):
         self.beta1, self.beta2, self.epsilon = beta1, beta2, epsilon
         first_of = [layers[members[0]] for members in self.group_members]  # a group has layers of one kind
         self.held = tuple(layer.held for layer in first_of)
-        self.factors = tuple(rate_factor if layer.caches else 1.0 for layer in first_of)
         limit = largest_step(beta1, beta2)
-        self.limits, self.limited = tuple(limit * factor for factor in self.factors), limit < float("inf")
+        highest = tuple(rate_factor if layer.caches else 1.0 for layer in first_of)
+        self.limits, self.limited = tuple(limit * factor for factor in highest), limit < float("inf")
+        factors = [
+            Parameter(Tensor(np.ones((sum(layers[i].copies for i in members), 1, 1), np.float32)),
+                      name=f"{PREFIX}rate_factor.{members[0]}", requires_grad=False)
+            for members in self.group_members
+        ]  # fmt: skip
+        # unregistered, because a checkpoint has the counts of refreshes
+        set_unregistered(
+            self, basis_layers=tuple(layers), refreshes=refreshes, highest=highest, factors=ParameterTuple(factors)
+        )
+        self._adoptions: tuple[int, ...] = ()
         #: the other weights by shape, whose moments are stacked as those of a group of layers are
         self.others_by_shape = alike([
             tuple(each.shape) if each.shape and device.stacks(each.size) else k  # a number has no axis
@@ -57,6 +72,16 @@ class EigenUpdate(LayerUpdate):
         self.members = self.group_members + tuple(tuple(len(layers) + k for k in unit) for unit in self.others_by_shape)
         self.stacks = nn.CellList([shared(Stack, len(members)) for members in self.members])
         self.summary_of_all = summary_of_all()
+
+    def renew_groups(self, loaded: bool = False) -> None:
+        """As for any update; layers that have their first basis now get their learning rate."""
+        super().renew_groups(loaded)
+        adoptions = tuple(layer.adoptions for layer in self.basis_layers)
+        if loaded or adoptions != self._adoptions:
+            self._adoptions, refreshes = adoptions, self.refreshes.asnumpy()
+            for members, highest, factor in zip(self.group_members, self.highest, self.factors, strict=True):
+                values = [highest if refreshes[i] else 1.0 for i in members for _ in range(self.basis_layers[i].copies)]
+                ops.assign(factor, Tensor(np.reshape(values, factor.shape).astype(np.float32)))
 
     def construct(self, loss, gradients):
         """(loss, whether the step was finite and done), for unscaled gradients in the inner optimizer's order."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
-#: Steps from one copy to the next. An average with the usual momentum 0.9 has forgotten its value after so many steps.
+#: Forward passes from one copy to the next: steps, or micro-batches with ``accumulate``. An average with the usual
+#: momentum 0.9 has forgotten its value after so many.
 EVERY = 100
 #: What layers of ``nn`` and of ``mint.nn`` call their averages.
 NAMES = ("moving_mean", "moving_variance", "running_mean", "running_var")

@@ -204,6 +204,13 @@ def test_a_layer_norm_over_more_than_its_last_axis_is_left_out():
     ]
 
 
+def test_a_batch_norm_with_channels_last_is_left_out():
+    """MindSpore makes one on a GPU only."""
+    net = Images()
+    net.norm.format = "NHWC"
+    assert ("norm", "data_format NHWC") in [(item.name, item.reason) for item in find_targets(net, norms=True)[1]]
+
+
 @pytest.mark.parametrize("dense", [False, True])
 def test_a_tied_table_has_one_pair_of_factors_the_balanced_sum_of_its_two_uses(dense):
     net, (ids, target) = Tied(dense), words(outputs=VOCABULARY)

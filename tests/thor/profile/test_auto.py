@@ -112,6 +112,24 @@ def test_accumulated_steps_profile_the_first_micro_batch(measured):
     same(step, given_step)
 
 
+def test_two_steps_of_one_optimizer_have_the_size_that_the_first_one_chose(measured):
+    net = Mlp(SIZES)
+    optimizer = thor.THOR(net, 1e-3, block_size="auto")
+    steps = [thor.TrainStep(net, squared_error, optimizer) for _ in range(2)]
+    losses = [run(step, batches(2)) for step in steps]
+    assert len(measured) == 1 and optimizer.step == 4 and losses[1][-1] < losses[0][0]
+
+
+def test_it_measures_no_network_that_another_optimizer_trains_too(measured):
+    net = Mlp(SIZES)
+    first, second = (layer.weight for layer in net.layers)
+    thor.THOR(net, 1e-3, params=[first])
+    step = thor.TrainStep(net, squared_error, thor.THOR(net, 1e-3, params=[second], block_size="auto"))
+    with pytest.raises(ValueError, match="layer layers.0 belongs to another THOR: give this one a number as block_size"):
+        run(step, batches(1))
+    assert not measured
+
+
 def test_the_next_run_takes_the_kept_profile(measured, cache, caplog):
     caplog.set_level("INFO", logger="thor")
     _, step = make(Mlp(SIZES), block_size="auto")
