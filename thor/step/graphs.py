@@ -56,7 +56,7 @@ OF_ANY_LENGTH = ("plain", "gradients")
 #: Flags whose functions are kept; those of other flags, the longest unused ones, are released.
 KEPT_FLAGS = 8
 #: Layers that have stopped since the curvature graph was compiled leave it once their cost is this share of all layers'
-#: cost, so that a run compiles the graph at most five times.
+#: cost, so that stopping compiles the graph at most four times more.
 RECOMPILE_SHARE = 0.25
 #: More functions than are compiled at one step, so that each gets a number, and random numbers, of its own.
 SEEDS_PER_STEP = 1000
