@@ -42,6 +42,7 @@ class StepCounts(nn.Cell):
     """
 
     _count: Callable[[], None] | None = None  # counts the last step, if it is uncounted
+    loads = 0  # how often a step has noticed that state was loaded
 
     def __init__(self, loss_scale: float):
         super().__init__(auto_prefix=False)

@@ -116,7 +116,7 @@ class Refreshing:
         """Adopt what a candidate has made."""
         with self._counted():
             self.optimizer.refresher.finish(candidate, self.optimizer.own_state)
-        self.update.renew_groups()
+        self.update.renew_groups(self.optimizer.own_state.loads)
 
     @contextmanager
     def _counted(self) -> Iterator[None]:

@@ -231,7 +231,7 @@ class TrainStep(nn.Cell):
         """Bind the batch and prepare the step; also whether it gathers factors."""
         inputs = self.forward_pass.bind(args, kwargs)
         control = self.control
-        if control.own_state.uncounted and (self._state_watch.moved or not self._ahead.launches):
+        if control.own_state.uncounted and not (self._bound and self._ahead.launches and not self._state_watch.moved):
             control.own_state.settle()
         if not self._bound:
             if self._chooses_blocks:
@@ -375,6 +375,7 @@ class TrainStep(nn.Cell):
             graphs.release()
             self._inner_changes = changes
         if self._state_watch.moved:
+            control.own_state.loads += 1
             self._moving.forget()
             self._rates.forget()
             if self._refreshing is not None:
@@ -387,7 +388,8 @@ class TrainStep(nn.Cell):
             forget_compiled_construct(inner)
             if self.accumulate > 1 and not self._sums_watch.moved:
                 self.micro_batches.begin_anew()  # the sums were not loaded and belong to a lost step
-        self.update.renew_groups(loaded=not self._state_watch.noted)  # another step may have adopted new caches
+        # another step may have adopted new caches, or noticed a load
+        self.update.renew_groups(control.own_state.loads if self._state_watch.noted else None)
         unfrozen = next((p.name for p in self._not_optimized if p.requires_grad), None)
         if unfrozen is not None:
             raise RuntimeError(

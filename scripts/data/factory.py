@@ -57,7 +57,7 @@ class Feeds:
         marks = [np.zeros(count, np.float32) for count, _ in self.skipped]
         for part, (_, found) in zip(marks, self.skipped, strict=True):
             part[list(found)] = 1
-        return np.concatenate([np.zeros(0, np.float32), *marks])
+        return np.concatenate(marks or [np.zeros(1, np.float32)])
 
 
 def open_feeds(settings: TrainSettings, words: Vocabulary | None = None) -> Feeds:

@@ -1,8 +1,8 @@
-"""Layers whose curvature becomes known later than that of others: frozen ones, uncalled ones, those without a gradient."""
+"""Layers whose curvature becomes known later than that of others: frozen, uncalled, or without a gradient."""
 
 import numpy as np
 import pytest
-from mindspore import Tensor, nn, ops
+from mindspore import Parameter, Tensor, nn, ops
 
 import thor
 from tests.support.networks import Mlp, batch, fill, make, squared_error, values
@@ -75,7 +75,7 @@ def test_a_layer_without_a_basis_takes_adams_plain_step(jit):
 
 
 @pytest.mark.parametrize("jit", [False, True])
-def test_a_layer_that_is_unfrozen_takes_adams_plain_step_until_it_has_a_basis(jit, tmp_path):
+def test_a_layer_that_is_unfrozen_takes_adams_plain_step_until_it_has_a_basis(jit):
     net, (x, y) = Mlp(), batch()
     first = net.layers[0]
     first.weight.requires_grad = first.bias.requires_grad = False
@@ -89,6 +89,33 @@ def test_a_layer_that_is_unfrozen_takes_adams_plain_step_until_it_has_a_basis(ji
         lengths.append(moved(net, before, "layers.0.weight").max())
     assert max(lengths[:3]) < 2e-3 < lengths[3]  # it has a basis from the second candidate on
     assert [layer.refreshes for layer in optimizer.layers] == [1, 2]
+
+
+@pytest.mark.parametrize("notices_first", [False, True])
+def test_a_load_from_before_a_layers_first_basis_brings_its_rate_back(notices_first):
+    """Also where another step of the same optimizer is the first to notice the load."""
+    net, (x, y) = Mlp(), batch()
+    first = net.layers[0]
+    first.weight.requires_grad = first.bias.requires_grad = False
+    optimizer = thor.THOR(net, 1e-3, interval=4, params=list(net.get_parameters()))
+    step, other = (thor.TrainStep(net, squared_error, optimizer) for _ in range(2))
+    step(x, y)
+    other(x, y)
+    first.weight.requires_grad = first.bias.requires_grad = True
+    kept, weights = {name: Parameter(value) for name, value in values(optimizer).items()}, values(net)
+    found = []
+    for _ in range(2):
+        optimizer.load(kept)
+        for parameter in net.get_parameters():
+            parameter.set_data(Tensor(weights[parameter.name]))
+        for each in ([other] if notices_first else []) + [step]:
+            each(x, y)
+        found.append(values(net))
+        for _ in range(4):
+            step(x, y)
+        assert optimizer.layers[0].refreshes == 1
+    for name, value in found[0].items():
+        np.testing.assert_array_equal(found[1][name], value, err_msg=name)
 
 
 @pytest.mark.parametrize("jit", [False, True])

@@ -2,7 +2,7 @@
 
 With the eigenvectors of the blocks of A and of G in the columns of the block-diagonal Q_A and Q_G, a matrix X [c, O, I]
 of a layer becomes Q_G^T X Q_A, and a step U in the basis becomes Q_G U Q_A^T. A direction without curvature has a
-column of zeros, and takes no step.
+column of zeros, and takes no step, unless nothing is known of its block yet.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class EigenUpdate(LayerUpdate):
         highest = tuple(rate_factor if layer.caches else 1.0 for layer in first_of)
         self.limits, self.limited = tuple(limit * factor for factor in highest), limit < float("inf")
         factors = [
-            Parameter(Tensor(np.ones((sum(layers[i].copies for i in members), 1, 1), np.float32)),
+            Parameter(Tensor(np.ones(factor_shape([layers[i] for i in members]), np.float32)),
                       name=f"{PREFIX}rate_factor.{members[0]}", requires_grad=False)
             for members in self.group_members
         ]  # fmt: skip
@@ -73,15 +73,18 @@ class EigenUpdate(LayerUpdate):
         self.stacks = nn.CellList([shared(Stack, len(members)) for members in self.members])
         self.summary_of_all = summary_of_all()
 
-    def renew_groups(self, loaded: bool = False) -> None:
+    def take_over(self, loaded: bool) -> None:
         """As for any update; layers that have their first basis now get their learning rate."""
-        super().renew_groups(loaded)
+        super().take_over(loaded)
         adoptions = tuple(layer.adoptions for layer in self.basis_layers)
         if loaded or adoptions != self._adoptions:
             self._adoptions, refreshes = adoptions, self.refreshes.asnumpy()
             for members, highest, factor in zip(self.group_members, self.highest, self.factors, strict=True):
-                values = [highest if refreshes[i] else 1.0 for i in members for _ in range(self.basis_layers[i].copies)]
-                ops.assign(factor, Tensor(np.reshape(values, factor.shape).astype(np.float32)))
+                values = np.array([highest if refreshes[i] else 1.0 for i in members], np.float32)
+                if len(members) > 1:
+                    values = np.repeat(values, self.basis_layers[members[0]].copies).reshape(-1, 1, 1)
+                    values = np.broadcast_to(values, factor.shape)
+                ops.assign(factor, Tensor(np.array(values).reshape(factor.shape)))
 
     def construct(self, loss, gradients):
         """(loss, whether the step was finite and done), for unscaled gradients in the inner optimizer's order."""
@@ -168,6 +171,17 @@ class EigenUpdate(LayerUpdate):
 
     def _store_second(self, value, i):
         return ops.assign(self.second[i], value)
+
+
+def factor_shape(layers: Sequence[BasisLayer]) -> tuple[int, ...]:
+    """The shape of the factors on the learning rate of a group: a number for one layer, else as the stack of moments.
+
+    A CPU takes long to broadcast; an accelerator broadcasts a number for each layer.
+    """
+    if len(layers) == 1:
+        return ()
+    stacked = len(layers) * layers[0].copies
+    return (stacked, 1, 1) if device.spares_kernels() else (stacked, *layers[0].first.shape[1:])
 
 
 def _entry_as_float32(values, index):

@@ -64,9 +64,18 @@ class Moving(nn.Cell):
         self.decayed = tuple(at for at, decay in enumerate(decays) if decay)
         self.group_rates = bool(inner.is_group_lr)
         self.frozen: tuple[int, ...] = ()
+        self._loads: int | None = None
         self.across: Sums | None = None  # sums of directions over ranks
 
-    def renew_groups(self, loaded: bool = False) -> None:
+    def renew_groups(self, loads: int | None) -> None:
+        """Let the groups of layers take over what layers have adopted, and everything if state was loaded meanwhile.
+
+        ``loads`` counts the loads; None where that is unknown.
+        """
+        loaded, self._loads = loads is None or loads != self._loads, loads
+        self.take_over(loaded)
+
+    def take_over(self, loaded: bool) -> None:
         """Let the groups of layers take over what layers have adopted, or everything if it was ``loaded``."""
         for group in self.form_groups:
             group.renew(loaded)

@@ -35,7 +35,7 @@ class MovingAverages:
         self._age = 0
 
     def before_step(self) -> None:
-        """Copy the averages every ``EVERY`` steps."""
+        """Copy the averages every ``EVERY`` calls."""
         if self._age % EVERY == 0:
             for average, copy in zip(self.averages, self.copies, strict=True):
                 # an earlier micro-batch may have spoilt an average

@@ -264,5 +264,7 @@ def test_a_network_of_next_words_is_exported_with_as_many_tokens_as_it_is_shown(
     settings = settings_for(tmp_path, "next words")  # 16 tokens of which it is shown 14
     tokens = next(open_feeds(settings).train.epoch(0))[0]
     assert (
-        export.example_inputs(settings, build_network(settings, {"vocab_size": 100}), 4)[0].shape == tokens.shape == (4, 14)
+        export.example_inputs(settings, build_network(settings, {"vocab_size": 100}), 4)[0].shape
+        == tokens.shape
+        == (4, 14)
     )

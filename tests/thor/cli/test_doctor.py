@@ -156,6 +156,7 @@ def test_the_command(tmp_path, monkeypatch):
 def test_what_an_ascend_needs_is_looked_for_where_an_ascend_is_wanted_or_there(wanted, npu_smi, names, monkeypatch):
     monkeypatch.setattr(doctor.shutil, "which", lambda name: npu_smi if name == "npu-smi" else None)
     monkeypatch.setattr(doctor, "stated_version", lambda path: None)
+    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: None)
     sought = ("cann", "driver", "cann's python")
     assert [finding.level for finding in doctor.examine(wanted, [], None, []) if finding.name in sought] == names
 

@@ -16,7 +16,7 @@ from thor import BlockPlan
 from thor.capture.targets import find_targets
 from thor.profile import auto
 from thor.profile.profile_file import Profile
-from thor.runtime import convolution
+from thor.runtime import convolution, device
 
 pytestmark = pytest.mark.usefixtures("quick", "cache")
 SIZES = (20, 18, 3)  # larger than the candidate 16, so that the choice cuts something
@@ -112,12 +112,16 @@ def test_accumulated_steps_profile_the_first_micro_batch(measured):
     same(step, given_step)
 
 
-def test_two_steps_of_one_optimizer_have_the_size_that_the_first_one_chose(measured):
+@pytest.mark.parametrize("ahead", [False, True])
+def test_two_steps_of_one_optimizer_have_the_size_that_the_first_one_chose(measured, ahead, monkeypatch):
+    """Also on a device that has not finished the first one's last step when the second one begins."""
+    monkeypatch.setattr(device, "runs_ahead", lambda: ahead)
     net = Mlp(SIZES)
-    optimizer = thor.THOR(net, 1e-3, block_size="auto")
+    optimizer = thor.THOR(net, 1e-3, block_size="auto", interval=500)
     steps = [thor.TrainStep(net, squared_error, optimizer) for _ in range(2)]
     losses = [run(step, batches(2)) for step in steps]
     assert len(measured) == 1 and optimizer.step == 4 and losses[1][-1] < losses[0][0]
+    assert optimizer.options.plan.block_size == 16 and len(optimizer.layers) == 2
 
 
 def test_it_measures_no_network_that_another_optimizer_trains_too(measured):
@@ -125,7 +129,9 @@ def test_it_measures_no_network_that_another_optimizer_trains_too(measured):
     first, second = (layer.weight for layer in net.layers)
     thor.THOR(net, 1e-3, params=[first])
     step = thor.TrainStep(net, squared_error, thor.THOR(net, 1e-3, params=[second], block_size="auto"))
-    with pytest.raises(ValueError, match="layer layers.0 belongs to another THOR: give this one a number as block_size"):
+    with pytest.raises(
+        ValueError, match="layer layers.0 belongs to another THOR: give this one a number as block_size"
+    ):
         run(step, batches(1))
     assert not measured
 
