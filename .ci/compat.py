@@ -98,8 +98,12 @@ def check_wheel(version: str, release: Any, python: str) -> None:
 
 
 def install(folder: Path, interpreter: str, version: str) -> None:
-    """Make the environment, or leave it as it is if it was made from the same requirements."""
-    wanted = [f"mindspore=={version}", "pytest>=8", "-e", f"{ROOT}[train]"]
+    """Make the environment, or leave it as it is if it was made from the same requirements.
+
+    For tests on an Ascend it also has the packages that CANN imports.
+    """
+    of_cann = TABLE["CANN_PACKAGES"].values() if os.environ.get("THOR_TEST_DEVICE") == "Ascend" else ()
+    wanted = [f"mindspore=={version}", "pytest>=8", *of_cann, "-e", f"{ROOT}[train]"]
     stamp = folder / ".installed"
     text = f"{wanted} {hashlib.sha256((ROOT / 'pyproject.toml').read_bytes()).hexdigest()}\n"
     if stamp.is_file() and stamp.read_text(encoding="utf-8") == text:

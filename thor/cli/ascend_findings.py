@@ -4,8 +4,7 @@ Pure functions from the texts of files to findings. :mod:`thor.runtime.supported
 together and tells where each was read. Where it has none, the finding says so.
 
 The files are those that MindSpore and CANN's installation guide read versions from
-(https://www.hiascend.com/document/detail/en/canncommercial/850/softwareinst/instg/instg_0064.html). The packages are
-those of CANN's list (https://www.hiascend.com/document/detail/en/CANNCommunityEdition/910/softwareinst/instg/instg_0045.html).
+(https://www.hiascend.com/document/detail/en/canncommercial/850/softwareinst/instg/instg_0064.html).
 """
 
 from __future__ import annotations
@@ -20,16 +19,6 @@ INSTALL_PAGE = "https://www.mindspore.cn/install"
 DRIVER_FILE = "/usr/local/Ascend/driver/version.info"
 HOMES = ("/usr/local/Ascend/cann", "/usr/local/Ascend/ascend-toolkit/latest")
 COMPILER = "te"  # CANN's compiler of operators; its set_env.sh puts the module on PYTHONPATH
-PACKAGES = {  # what CANN's Python code imports: module, and the package that pip installs
-    "absl": "absl-py",
-    "attr": "attrs",
-    "cffi": "cffi",
-    "Cython": "cython",
-    "decorator": "decorator",
-    "pathlib2": "pathlib2",
-    "requests": "requests",
-    "sympy": "sympy",
-}
 
 
 def cann_files(environment: Mapping[str, str], architecture: str) -> list[str]:
@@ -93,13 +82,13 @@ def packages(missing: Sequence[str], level: Level) -> Finding:
     """The Python packages that CANN needs beside its own.
 
     Args:
-        missing: Those of :data:`COMPILER` and the modules of :data:`PACKAGES` that Python does not find.
+        missing: Those of :data:`COMPILER` and the modules of ``CANN_PACKAGES`` that Python does not find.
         level: What a missing one is, as for :func:`cann`.
     """
     if not missing:
         return Finding("cann's python", "ok", f"{COMPILER} and what it imports are there")
     cures = [f"source CANN's set_env.sh, which brings {COMPILER}"] if COMPILER in missing else []
-    installable = [package for module, package in PACKAGES.items() if module in missing]
+    installable = [package for module, package in supported_versions.CANN_PACKAGES.items() if module in missing]
     cures += [f"pip install {' '.join(installable)}"] if installable else []
     return Finding("cann's python", level, f"missing: {', '.join(missing)}", "; ".join(cures))
 

@@ -25,6 +25,7 @@ import typer
 from thor.cli import arguments, ascend_findings, doctor_findings
 from thor.cli.finding import Finding, Level
 from thor.cli.terminal import console, say
+from thor.runtime import supported_versions
 from thor.runtime.errors import UserError
 from thor.runtime.memory import available_memory
 
@@ -94,7 +95,7 @@ def _ascend(mindspore: str, level: Level) -> Iterator[Finding]:
     found = next((stated for file in files if (stated := stated_version(file)) is not None), None)
     yield ascend_findings.cann(mindspore, found, files, level)
     yield ascend_findings.driver(mindspore, stated_version(ascend_findings.DRIVER_FILE), level)
-    modules = (ascend_findings.COMPILER, *ascend_findings.PACKAGES)
+    modules = (ascend_findings.COMPILER, *supported_versions.CANN_PACKAGES)
     yield ascend_findings.packages([name for name in modules if importlib.util.find_spec(name) is None], level)
 
 

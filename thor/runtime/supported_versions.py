@@ -15,6 +15,8 @@ Where the columns come from:
 - ``cann`` and ``driver``: the pair of CANN and of driver and firmware that MindSpore Transformers, MindSpore's own
   suite, names for this version of MindSpore, at https://www.mindspore.cn/mindformers/docs/en/r1.9.0/installation.html
   (for 2.7.0 to 2.9.0). None: no page that names them was found.
+- ``CANN_PACKAGES``: the list of CANN's installation guide, at
+  https://www.hiascend.com/document/detail/en/CANNCommunityEdition/910/softwareinst/instg/instg_0045.html.
 """
 
 from __future__ import annotations
@@ -42,6 +44,17 @@ RELEASES = (
     Release("2.9.0", PYTHONS, ("8.2", "8.3", "8.5", "9.0"), "9.0.0", "9.0.0", "26.0.RC1"),
     Release("2.10.0", PYTHONS, ("8.2", "8.3", "8.5", "9.0", "9.1"), "9.1.0", None, None),
 )
+#: What CANN's Python code imports: module, and the package that pip installs.
+CANN_PACKAGES = {
+    "absl": "absl-py",
+    "attr": "attrs",
+    "cffi": "cffi",
+    "Cython": "cython",
+    "decorator": "decorator",
+    "pathlib2": "pathlib2",
+    "requests": "requests",
+    "sympy": "sympy",
+}
 
 
 def release(version: str) -> Release | None:

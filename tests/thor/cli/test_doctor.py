@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from thor.cli import ascend_findings, doctor, doctor_findings
 from thor.cli.app import app
+from thor.runtime import supported_versions
 
 GIB = 2**30
 NVIDIA = {"nvidia-smi": "/usr/bin/nvidia-smi", "nvcc": "/usr/local/cuda/bin/nvcc"}
@@ -165,7 +166,7 @@ def test_the_versions_of_an_installation_are_read(tmp_path, monkeypatch):
     (tmp_path / "compiler").mkdir()
     (tmp_path / "compiler" / "version.info").write_text("Version=8.5.T5.0.B029\ntimestamp=20260101\n")
     (tmp_path / "driver.info").write_text("package_version=1\nVersion=25.5.0\n")
-    for name in (ascend_findings.COMPILER, *ascend_findings.PACKAGES):
+    for name in (ascend_findings.COMPILER, *supported_versions.CANN_PACKAGES):
         (tmp_path / f"{name}.py").touch()
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("ASCEND_HOME_PATH", str(tmp_path))
