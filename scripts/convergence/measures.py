@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from scripts.convergence.results import ContenderResult, Point, Run, TaskResult, Trial
@@ -235,8 +235,18 @@ def curve(task: Task, runs: Sequence[Run], x: Callable[[Point], float]) -> list[
 
 
 def cheapest(rows: Mapping[str, float], among: Sequence[str]) -> float:
-    """The lowest finite cost among some contenders; infinite if there is none."""
-    return min((rows[name] for name in among if name in rows), default=math.inf)
+    """The lowest finite cost among some contenders; infinite if there is none. A cost that is no number is unknown."""
+    return min((rows[name] for name in among if name in rows and not math.isnan(rows[name])), default=math.inf)
+
+
+def timed_alone(result: TaskResult, names: Iterable[str]) -> list[str]:
+    """Those of the named contenders whose seconds were all taken one run at a time; none if no run was timed so.
+
+    Runs that broke down have no seconds.
+    """
+    runs = {name: [run for run in result.contenders[name].to_target if run.points] for name in names}
+    alone = [name for name, own in runs.items() if all(run.timed_alone for run in own)]
+    return alone if any(runs[name] for name in alone) else []
 
 
 def first_order(rules: Rules) -> list[str]:

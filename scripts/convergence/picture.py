@@ -49,6 +49,8 @@ def of_task(results: Results, name: str) -> Figure:
         look = {"color": colour, "linestyle": "--" if own.tuned_as else "-", "label": own.title}
         _curve(left, task, each.to_target, lambda point: point.seconds, contender, look)
         _curve(right, task, each.equal_budget, lambda point: point.epoch, contender, look)
+        if each.equal_budget and all(run.broke_down for run in each.equal_budget):
+            right.plot([], [], **(look | {"label": f"{own.title} (broke down)"}))
         if each.to_target:
             cost = measures.to_target(task, each.to_target, found.target).with_compiling
             if math.isfinite(cost):
@@ -103,17 +105,21 @@ def _curve(
 
 
 def _limit(axes: Axes, task: Task, target: float) -> None:
-    """Limit the metric's axis to the range around the target; the first evaluations lie far outside of it."""
+    """Limit the metric's axis to the ends of the curves and a range around the target.
+
+    The first evaluations lie far outside of it.
+    """
     lines = [line for each in axes.figure.axes for line in each.lines if str(line.get_gid()).startswith(MEDIAN)]
     values = [float(value) for line in lines for value in np.asarray(line.get_ydata())]
+    ends = [float(np.asarray(line.get_ydata())[-1]) for line in lines]
     goal = scaled(task, target)
     if not values:
         return
     if task.higher_is_better:
         top, bottom = max(*values, goal), min(*values, goal)
         edge = max(0.3, 0.05 * (top - bottom))
-        axes.set_ylim(max(bottom, goal - 6 * max(top - goal, 1.0)) - edge, top + edge)
+        axes.set_ylim(max(bottom, min(*ends, goal - 6 * max(top - goal, 1.0))) - edge, top + edge)
     else:
         low, high = min(*values, goal), max(*values, goal)
         edge = 0.05 * (goal - low + 0.02 * goal)
-        axes.set_ylim(low - edge, min(high, goal + 1.2 * max(goal - low, 0.3 * goal)) + edge)
+        axes.set_ylim(low - edge, min(high, max(*ends, goal + 1.2 * max(goal - low, 0.3 * goal))) + edge)

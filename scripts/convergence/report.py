@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 
@@ -51,7 +51,7 @@ class Report:
 
         Contenders that ``found`` lacks keep their earlier runs to the same target.
         """
-        found = with_others(found, self._results.tasks.get(task), list(self._results.rules.contenders))
+        found = with_others(found, self._results.tasks.get(task), self._results.rules)
         merged = {**self._results.tasks, task: found}
         ordered = {name: merged[name] for name in self._results.rules.tasks if name in merged}
         self._results = self._results.model_copy(update={"tasks": ordered})
@@ -62,10 +62,11 @@ class Report:
         return tables.of_task(self._results.rules, task, found)
 
 
-def with_others(found: TaskResult, before: TaskResult | None, order: Sequence[str]) -> TaskResult:
+def with_others(found: TaskResult, before: TaskResult | None, rules: Rules) -> TaskResult:
     """Results, with those that earlier ones have of contenders that were not asked for now.
 
-    Earlier results with another target are of another search, and are dropped.
+    Earlier results with another target are of another search, and are dropped. So are those of a contender that takes
+    over the values of another one, where that one was searched anew.
     """
     if before is None or before.target != found.target:
         return found
@@ -74,7 +75,13 @@ def with_others(found: TaskResult, before: TaskResult | None, order: Sequence[st
         own, earlier = found.contenders.get(name), before.contenders.get(name)
         return own is not None and (earlier is None or bool(own.to_target) or own.trials != earlier.trials)
 
-    names = [name for name in order if name in found.contenders or name in before.contenders]
+    def is_outdated(name: str) -> bool:
+        origin = rules.searched_as(name)
+        now, then = found.contenders.get(origin), before.contenders.get(origin)
+        return origin != name and now is not None and then is not None and now.trials != then.trials
+
+    earlier = [name for name in before.contenders if not is_outdated(name)]
+    names = [name for name in rules.contenders if name in found.contenders or name in earlier]
     both = {name: (found if is_whole(name) else before).contenders[name] for name in names}
     return found.model_copy(update={"contenders": both})
 

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from scripts.common.atomic_write import write_atomically  # noqa: E402
 from scripts.common.errors import run_program  # noqa: E402
-from scripts.convergence import picture, plan, results, tables  # noqa: E402
+from scripts.convergence import measures, picture, plan, results, tables  # noqa: E402
 from scripts.convergence.results import Results  # noqa: E402
 from thor.runtime.errors import UserError  # noqa: E402
 
@@ -36,6 +36,8 @@ def begun(found: Results) -> dict[str, str]:
         tests = sum(len(each.to_target) + len(each.equal_budget) for each in contenders)
         if (trials, tests) != (whole[name].trials, whole[name].tests):
             left[name] = f"{trials} of {whole[name].trials} trials, {tests} of {whole[name].tests} runs with test seeds"
+        elif 0 < (alone := len(measures.timed_alone(task, task.contenders))) < len(task.contenders):
+            left[name] = f"{alone} of {len(task.contenders)} optimizers timed"
     return left
 
 

@@ -1,7 +1,8 @@
 """The rules of the benchmark as data: tasks, optimizers with the spaces in which they are tuned, seeds, targets.
 
-`load` reads a rules file strictly; every first guess in it is a valid run. A space is a list of values, whose first one
-is the first guess, or a range with a first guess in it. In a file, a name stands for a space of the task, or of all.
+`load` reads a rules file strictly; `search.check` then sees that every trial in it is a valid run. A space is a list of
+values, whose first one is the first guess, or a range with a first guess in it. In a file, a name stands for a space of
+the task, or of all.
 """
 
 from __future__ import annotations

@@ -9,9 +9,9 @@ The rules file says which optimizers are tuned in which spaces, by how many tria
 that count; docs/results/rules.md tells it in words. Each run is a folder of scripts/train.py, so a benchmark that
 Ctrl-C or SIGTERM ended goes on with the same command, even in the middle of a run. ``--jobs 2`` trains two runs at
 once, each on its own cores, and its seconds are those of a shared machine. After it, ``--timed`` on a quiet machine
-trains once more what reaches the target, one run at a time, for seconds alone. ``--report-only`` makes results.json,
-tables and pictures of the runs that are finished. ``--take results.json`` takes over the runs of such a file, where
-their folders are gone, or to add a contender to published results.
+trains each optimizer's run to the target once more, one run at a time, for seconds alone. ``--report-only`` makes
+results.json, tables and pictures of the runs that are finished. ``--take results.json`` takes over the runs of such a
+file, where their folders are gone, or to add a contender to published results.
 """
 
 from __future__ import annotations
@@ -85,7 +85,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with handling_signals(bench.end):
             for task in tasks:
                 try:
-                    of_file = taken.Taken(known[task].contenders) if task in known else taken.NOTHING
+                    of_file = (
+                        taken.Taken(known[task].contenders, known[task].target) if task in known else taken.NOTHING
+                    )
                     study = Study(fixed, task, names, out / task, bench, options.timed, of_file)
                     bench.tell(report.add(task, study.do()))
                 except NoTargetError as error:

@@ -64,7 +64,7 @@ class Study:
                 chosen[name] = Chosen(
                     own[fast].values, own[good].values | ({LENGTH: 1.0} if LENGTH in own[good].values else {})
                 )
-        found = self._test(chosen, trials)
+        found = self._test(chosen, trials, target)
         self._take_seconds(chosen, found)
         contenders = {
             name: ContenderResult(trials=trials.get(name, []), **found.get(name, {}))
@@ -89,7 +89,7 @@ class Study:
         return found
 
     def _test(
-        self, chosen: Mapping[str, Chosen], trials: Mapping[str, Sequence[Trial]]
+        self, chosen: Mapping[str, Chosen], trials: Mapping[str, Sequence[Trial]], target: float
     ) -> dict[str, dict[str, list[Run]]]:
         """Train all contenders with one test seed after the other, so that a slow phase of the machine meets all."""
         places: list[tuple[str, str]] = []
@@ -97,7 +97,7 @@ class Study:
 
         def of_file(name: str, part: str, seed: int) -> Run | None:
             origin = self.rules.searched_as(name)
-            return self.taken.tested(name, part, seed, origin, trials.get(origin, []))
+            return self.taken.tested(name, part, seed, origin, trials.get(origin, []), target)
 
         def add(name: str, part: str, values: Values, seed: int, folder: str) -> None:
             jobs.append(self._job(name, values, seed, f"{folder}-{seed}", of_file(name, part, seed)))
@@ -132,7 +132,7 @@ class Study:
                 self.bench.run_all([job])
         for name, job in jobs.items():
             timing = self.bench.read(job)
-            if timing is not None:
+            if timing is not None and not timing.broke_down:
                 found[name]["to_target"] = [measures.timed_by(run, timing) for run in found[name]["to_target"]]
 
     def _job(self, name: str, values: Values, seed: int, run: str, known: Run | None = None) -> Job:

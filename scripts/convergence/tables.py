@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from scripts.convergence import measures
 from scripts.convergence.measures import EqualBudget, Spread, ToTarget
@@ -38,8 +39,7 @@ def of_task(rules: Rules, name: str, found: TaskResult) -> str:
         for each in measures.measured(found, lambda part: part.to_target)
     }
     if rows:
-        alone = all(run.timed_alone for name in rows for run in found.contenders[name].to_target if run.points)
-        parts.append(_to_target(rules, task, rows, alone))
+        parts.append(_to_target(rules, task, rows, measures.timed_alone(found, rows)))
     budget = {
         each: measures.equal_budget(task, found.contenders[each].equal_budget)
         for each in measures.measured(found, lambda part: part.equal_budget)
@@ -50,9 +50,17 @@ def of_task(rules: Rules, name: str, found: TaskResult) -> str:
     return "\n\n".join(parts)
 
 
-def _to_target(rules: Rules, task: Task, rows: dict[str, ToTarget], alone: bool) -> str:
-    """The table of time to target; medians over seeds, and ratios to the best of two groups."""
+def _to_target(rules: Rules, task: Task, rows: dict[str, ToTarget], alone: Collection[str]) -> str:
+    """The table of time to target; medians over seeds, and ratios to the best of two groups.
+
+    If some contenders, which ``alone`` names, were timed one run at a time, the others have no seconds.
+    """
     timed = "seconds of one run at a time" if alone else "seconds as the runs took them"
+    if alone:
+        rows = {
+            name: row if name in alone else replace(row, seconds=math.nan, with_compiling=math.nan)
+            for name, row in rows.items()
+        }
     groups = (rules.target.set_by, measures.first_order(rules))
     bases = {
         key: [measures.cheapest({name: getattr(row, key) for name, row in rows.items()}, group) for group in groups]
@@ -63,7 +71,8 @@ def _to_target(rules: Rules, task: Task, rows: dict[str, ToTarget], alone: bool)
         f"*Time to target*: medians over seeds, {timed}; in brackets the ratio to the best of {titles}, then to the "
         "best of all first-order optimizers. In bold: a goal that was missed.",
         "",
-        "| optimizer | epochs | seconds | seconds with compiling | reached | refreshes | final value | peak, MiB |",
+        "| optimizer | epochs | seconds | seconds with compiling | reached | refreshes, whole run | final value "
+        "| peak, MiB |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for name, row in rows.items():
@@ -153,7 +162,9 @@ def _digits(seconds: float) -> int:
 
 
 def _cost(cost: float, bases: Sequence[float], digits: int, limits: Sequence[float | None] = ()) -> str:
-    """A cost, with its ratios to finite bases; in bold what is above a limit."""
+    """A cost, with its ratios to finite bases; in bold what is above a limit. One that is no number is unknown."""
+    if math.isnan(cost):
+        return "-"
     if math.isinf(cost):
         return f"**{MISSED}**" if any(limits) else MISSED
     ratios = ["-" if math.isinf(base) else f"{cost / base:.2f}" for base in bases]

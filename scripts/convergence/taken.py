@@ -19,18 +19,25 @@ class Taken:
 
     Attributes:
         contenders: What the file has of each contender.
+        target: The target that its runs to the target were chosen for.
     """
 
     contenders: Mapping[str, ContenderResult]
+    target: float | None = None
 
     def trial(self, name: str, index: int, values: Mapping[str, Any]) -> Run | None:
         """A trial of these values; None if the file has no such run."""
         trials = self._of(name).trials
         return trials[index].run if index < len(trials) and trials[index].values == values else None
 
-    def tested(self, name: str, part: str, seed: int, searched_as: str, trials: Sequence[Trial]) -> Run | None:
-        """A run with a test seed, of ``part`` "to_target" or "equal_budget", chosen from the same trials; else None."""
-        if self._of(searched_as).trials != list(trials):
+    def tested(
+        self, name: str, part: str, seed: int, searched_as: str, trials: Sequence[Trial], target: float
+    ) -> Run | None:
+        """A run with a test seed, of ``part`` "to_target" or "equal_budget", chosen from the same trials; else None.
+
+        A run to the target was chosen for the same ``target`` too.
+        """
+        if self._of(searched_as).trials != list(trials) or (part == "to_target" and self.target != target):
             return None
         runs: Sequence[Run] = getattr(self._of(name), part)
         return next((run for run in runs if run.seed == seed), None)

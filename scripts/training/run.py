@@ -137,7 +137,7 @@ def evaluate(run: Run) -> Scores:
 
 
 def times_so_far(run: Run) -> dict[str, float]:
-    """Seconds of training so far, and of the steps among them in which MindSpore compiled."""
+    """Seconds of training so far, and what MindSpore's compiler took of them."""
     return {"seconds": round(run.position.seconds, 3), "compiling": run.phases.compiling}
 
 

@@ -115,12 +115,35 @@ def test_the_pictures_ends_and_crossings_are_the_tables_numbers(made, name):
             assert place == (cost, picture.scaled(task, found.target))
 
 
-def test_the_range_of_the_metric_has_the_target_and_every_end():
-    for name, found in RESULTS.tasks.items():
-        left, right = picture.of_task(RESULTS, name).axes
+@pytest.mark.parametrize("made", [RESULTS, PUBLISHED], ids=["made up", "published"])
+def test_the_range_of_the_metric_has_the_target_and_every_end(made):
+    for name, found in made.tasks.items():
+        left, right = picture.of_task(made, name).axes
         low, high = left.get_ylim()
         ends = [line.get_ydata()[-1] for axes in (left, right) for line in lines_of(axes, picture.MEDIAN).values()]
-        assert all(low < value < high for value in [*ends, picture.scaled(FULL.tasks[name], found.target)])
+        assert all(low < value < high for value in [*ends, picture.scaled(made.rules.tasks[name], found.target)])
+
+
+def test_a_contender_that_always_broke_down_stands_in_the_legend():
+    made = PUBLISHED
+    assert all(run.broke_down for run in made.tasks["autoencoder"].contenders["kfac"].equal_budget)
+    (legend,) = picture.of_task(made, "autoencoder").legends
+    assert "K-FAC (broke down)" in [text.get_text() for text in legend.get_texts()]
+
+
+def test_seconds_of_one_run_at_a_time_are_not_compared_with_others():
+    def timed(name, alone):
+        own = ERRORS.contenders[name]
+        runs = [run.model_copy(update={"timed_alone": alone}) for run in own.to_target]
+        return own.model_copy(update={"to_target": runs})
+
+    names = list(ERRORS.contenders)
+    mixed = ERRORS.model_copy(update={"contenders": {name: timed(name, name == names[0]) for name in names}})
+    rows = [row.split(" | ") for row in tables.of_task(FULL, "autoencoder", mixed).splitlines()]
+    title, other = (FULL.contenders[name].title for name in names[:2])
+    seconds = {row[0].removeprefix("| "): row[2:4] for row in rows[:12] if len(row) > 6}
+    assert seconds[other] == ["-", "-"] and "-" not in seconds[title]
+    assert measures.timed_alone(mixed, names) == [names[0]]
 
 
 def test_results_come_back_as_they_were(tmp_path):
@@ -180,6 +203,17 @@ def test_contenders_that_were_not_asked_for_keep_their_runs_to_the_same_target(t
     other = found.model_copy(update={"target": 6.0})
     Report(tmp_path, FULL).add("autoencoder", other)
     assert results.read(tmp_path / "results.json").tasks["autoencoder"] == other, "another target is another search"
+
+
+def test_runs_with_the_values_of_a_contender_that_was_searched_anew_are_dropped(tmp_path):
+    thor = ERRORS.contenders["thor"]
+    searched = thor.model_copy(update={"trials": ERRORS.contenders["adam"].trials})
+    with_stop = ERRORS.model_copy(update={"contenders": {**ERRORS.contenders, "thor": searched, "thor_stop": thor}})
+    Report(tmp_path, FULL).add("autoencoder", with_stop)
+    anew = searched.model_copy(update={"trials": searched.trials[::-1]})
+    Report(tmp_path, FULL).add("autoencoder", ERRORS.model_copy(update={"contenders": {"thor": anew}}))
+    kept = results.read(tmp_path / "results.json").tasks["autoencoder"].contenders
+    assert "thor_stop" not in kept and "adam" in kept and kept["thor"] == anew
 
 
 def test_results_keep_the_machine_that_measured_them(tmp_path):

@@ -144,7 +144,7 @@ def test_runs_that_are_taken_over_are_not_trained():
     value = by_trial([9.0, 9.0, 9.0, 4.0], [9.0, 4.0, 4.0, 4.05], None)
     first = study(Made(value), ["adam", "thor"], timed=True).do()
     bench = Made(value)
-    again = study(bench, ["adam", "thor", "thor_stop"], timed=True, taken=Taken(first.contenders)).do()
+    again = study(bench, ["adam", "thor", "thor_stop"], timed=True, taken=Taken(first.contenders, first.target)).do()
     turns = [f"to-target-{seed}" if half else f"equal-budget-{seed}" for seed in (1, 2) for half in (True, False)]
     assert bench.names == [f"thor_stop/{each}" for each in (*turns, "timing")]
     assert bench.pace.done + len(bench.asked) == bench.pace.total
@@ -153,8 +153,26 @@ def test_runs_that_are_taken_over_are_not_trained():
     other = adam.trials[0].model_copy(update={"values": {**adam.trials[0].values, "adam.beta1": 0.5}})
     changed = adam.model_copy(update={"trials": [other, *adam.trials[1:]]})
     bench = Made(value)
-    study(bench, ["adam"], taken=Taken({"adam": changed})).do()
+    study(bench, ["adam"], taken=Taken({"adam": changed}, first.target)).do()
     assert bench.names == ["adam/trial-0", *(f"adam/{each}" for each in turns)]
+
+
+def test_runs_to_another_target_are_not_taken_over():
+    """Another trial may be the fastest to it."""
+    value = by_trial([9.0, 9.0, 9.0, 4.0], [9.0, 4.0, 4.0, 4.05], None)
+    first = study(Made(value), ["adam", "thor"]).do()
+    bench = Made(value)
+    study(bench, ["adam", "thor"], taken=Taken(first.contenders, 0.5 * first.target)).do()
+    assert {name.split("/")[1] for name in bench.names} == {"to-target-1", "to-target-2"}
+
+
+def test_a_timing_that_breaks_down_leaves_the_seconds_that_there_are():
+    def value(job):
+        return run(job.settings.seed, []) if job.folder.name == "timing" else whole(job)
+
+    whole = by_trial([9.0, 4.0], [9.0, 9.0], [9.0, 9.0])
+    found = study(Made(value), ["adam"], timed=True).do()
+    assert not any(each.timed_alone for each in found.contenders["adam"].to_target)
 
 
 def test_of_an_unfinished_search_only_the_trials_before_the_first_gap_are_told():
