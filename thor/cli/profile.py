@@ -175,7 +175,7 @@ def profile(
     _check_batches(task, settings.batches)
     _try_network(task, settings.loss_fn)
     say(f"profiling {settings.network} on {name}; at most {task.memory / GIB:.1f} GiB held")
-    found = _measure(task, settings.out, unfinished)
+    found = _measure(task, settings.out, unfinished, settings.fresh)
     report.show(found, console, settings.interval, settings.budget)
     if settings.out is not None:
         picture = _draw(found, settings.out)
@@ -255,7 +255,7 @@ def _computed(compute: Callable[[], Any], refusal: str) -> Any:
     return output
 
 
-def _measure(task: Task, out: Path | None, unfinished: Profile | None) -> Profile:
+def _measure(task: Task, out: Path | None, unfinished: Profile | None, fresh: bool) -> Profile:
     """Measure with progress bars; an interrupt keeps what was measured."""
     from thor.profile.measure import measure
 
@@ -266,8 +266,9 @@ def _measure(task: Task, out: Path | None, unfinished: Profile | None) -> Profil
     except KeyboardInterrupt:
         saved.flush()
         hint = "nothing was measured yet" if out else "nothing is kept; give --out to go on from an interrupt"
-        if out is not None and saved.last:
-            hint = f"what was measured is in {out}; the same command goes on from there"
+        if out is not None and (saved.last or unfinished is not None):
+            command = "the same command without --fresh" if fresh else "the same command"
+            hint = f"what was measured is in {out}; {command} goes on from there"
         typer.echo(f"interrupted: {hint}", err=True)
         raise typer.Exit(INTERRUPTED) from None
     saved.flush()

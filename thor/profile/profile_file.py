@@ -271,6 +271,10 @@ def _layer(data: Mapping[str, Any]) -> LayerMeasure:
         factor = FactorMeasure(**{key: value for key, value in data[side].items() if key in known})
         for name in ("dim", "copies"):
             check_int(f"{name} of factor {factor.name}", getattr(factor, name), 1)
+        if not _is_number(factor.norm) or factor.norm < 0:
+            raise ValueError(
+                f"norm of factor {factor.name} must be a finite number of at least 0, but is {factor.norm!r}"
+            )
         if not set(factor.loss) <= set(ORDERS) or not set(factor.error) <= set(SPLITS):
             raise ValueError(f"unknown order or split in {factor.name}")
         factors.append(factor)

@@ -154,7 +154,7 @@ def _layers(run: RunFiles) -> str:
     picture = _figure(
         figures.traces(decisions),
         "Trace of each layer's damped Fisher block at each candidate refresh, and what was decided: a dot, the inverse "
-        "was renewed; a bar, it was kept; a cross, the layer stopped for good.",
+        "or eigenbasis was renewed; a bar, it was kept; a cross, the layer stopped for good.",
     )
     memory = run.summary.get("memory", {}).get("curvature", {})
     rows = []

@@ -109,7 +109,7 @@ def comparison(estimates: Sequence[Estimate], measured: Sequence[Mapping[str, An
         shown.add_column(name, justify="left" if name in ("strategy", "step") else "right")
     for line in measured:
         key = (line.get("devices"), line.get("strategy"))
-        if type(key[0]) is int and isinstance(key[1], str) and key not in found:
+        if type(key[0]) is int and isinstance(key[1], str) and any(key[0] == devices for devices, _ in found):
             key = (key[0], share_name(key[0], key[1]))
         if type(key[0]) is not int or not isinstance(key[1], str) or key not in found:  # "is int" excludes True
             raise ValueError(f"measured: nothing is predicted for {key[0]!r} devices with strategy {key[1]!r}; "

@@ -178,6 +178,7 @@ def test_bad_input_is_answered_with_one_line(path, arguments, words):
         ({}, ("must be a list", '"devices": 2')),
         ([], ("must be a list",)),
         ([{"devices": 2, "strategy": "all", "plain_ms": 1}], ("nothing is predicted for 2 devices", "4 all")),
+        ([{"devices": 0, "strategy": "0.5", "plain_ms": 1}], ("nothing is predicted for 0 devices", "4 all")),
         ([{"devices": 4, "strategy": "all", "step_ms": 1}], ("'step_ms' must be one of plain_ms",)),
         ([{"devices": 4, "strategy": "all", "plain_ms": -1}], ("plain_ms must be a positive number", "-1")),
         ([{"devices": 4, "strategy": "all", "plain": 1}], ("'plain' must be one of plain_ms",)),

@@ -241,13 +241,19 @@ def test_an_interrupt_keeps_what_was_measured_and_the_same_command_goes_on(tmp_p
 
     with monkeypatch.context() as patch:
         interrupt_at(patch, gather, "gather", 0)
-        assert thor("profile", *TINY, "--out", out).exit_code == 130
+        result = thor("profile", *TINY, "--out", out)
+    assert result.exit_code == 130 and f"what was measured is in {out}; the same command goes on" in result.stderr
     part = Profile.load(out, partial=True)
     assert len(part.refreshes) == 4 and not part.layers
 
     message = refused("profile", *TINY, "--rank", "3", "--out", out)
     assert "the interrupted profile has rank = 16, not 3" in message and "start afresh" in message
     assert Profile.load(out, partial=True) == part
+
+    with monkeypatch.context() as patch:
+        interrupt_at(patch, timing, "time_calls", 1)
+        result = thor("profile", *TINY, "--out", tmp_path / "q.json", "--fresh")
+    assert "the same command without --fresh goes on from there" in result.stderr
 
     quick[0] = 0
     result = thor("profile", *TINY, "--out", out)

@@ -158,6 +158,8 @@ def drop(*keys):
         (change("layers", 1, "g", "dim", value=0), ("dim of factor conv.g", "0")),
         (change("layers", 1, "g", "dim", value="785"), ("dim of factor conv.g", "785")),
         (change("layers", 1, "g", "copies", value=-3), ("copies of factor conv.g", "-3")),
+        (change("layers", 0, "a", "norm", value=None), ("norm of factor first.a", "at least 0", "None")),
+        (change("layers", 0, "a", "norm", value=-1.0), ("norm of factor first.a", "at least 0", "-1.0")),
         (drop("layers", 1, "a", "loss", "channel"), ("conv.a: loss", "lacks 'channel'")),
         (drop("layers", 1, "a", "error", "block+mean"), ("conv.a: error", "lacks 'block+mean'")),
         (drop("layers", 1, "cosine", "block"), ("conv: cosine", "lacks 'block'")),
