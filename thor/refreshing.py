@@ -60,7 +60,7 @@ class Refreshing:
     def gain(self, indices: Sequence[int]) -> tuple[Tensor, np.float32]:
         """The gain of fresh statistics of the layers ``indices``, and the averages' new weight."""
         layers, decay = self.optimizer.captured, self.optimizer.options.factor_decay
-        return self.optimizer.own_state.gain(indices, decay, lambda i: not layers[i].traces().any())
+        return self.optimizer.own_state.gain(indices, decay, lambda i: layers[i].is_empty)
 
     def refresh_if_due(self) -> None:
         """Make a candidate refresh, or begin it."""

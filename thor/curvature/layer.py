@@ -135,6 +135,14 @@ class Layer(ABC):
         return all(factor.count > MIN_USES for factor in counted)
 
     @property
+    def is_empty(self) -> bool:
+        """True if no pass counts in the factors yet, as of a layer that was frozen so far.
+
+        A pass that does not call the layer counts, and the number of its uses is then 0 and no longer 1.
+        """
+        return self.a.count == self.g.count == 1.0 and not self.traces().any()
+
+    @property
     def has_moving_statistics(self) -> bool:
         """Whether this is a BatchNorm in evaluation mode: G is of a normalisation with the batch's statistics."""
         return self.kind.startswith("norm") and any(has_moving_statistics(cell) for cell in self.cells)
