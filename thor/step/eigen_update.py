@@ -61,6 +61,7 @@ class EigenUpdate(LayerUpdate):
             self, basis_layers=tuple(layers), refreshes=refreshes, highest=highest, factors=ParameterTuple(factors)
         )
         self._adoptions: tuple[int, ...] = ()
+        self._has_basis: np.ndarray | None = None
         #: the other weights by shape, whose moments are stacked as those of a group of layers are
         self.others_by_shape = alike([
             tuple(each.shape) if each.shape and device.stacks(each.size) else k  # a number has no axis
@@ -77,14 +78,17 @@ class EigenUpdate(LayerUpdate):
         """As for any update; layers that have their first basis now get their learning rate."""
         super().take_over(loaded)
         adoptions = tuple(layer.adoptions for layer in self.basis_layers)
-        if loaded or adoptions != self._adoptions:
-            self._adoptions, refreshes = adoptions, self.refreshes.asnumpy()
-            for members, highest, factor in zip(self.group_members, self.highest, self.factors, strict=True):
-                values = np.array([highest if refreshes[i] else 1.0 for i in members], np.float32)
-                if len(members) > 1:
-                    values = np.repeat(values, self.basis_layers[members[0]].copies).reshape(-1, 1, 1)
-                    values = np.broadcast_to(values, factor.shape)
-                ops.assign(factor, Tensor(np.array(values).reshape(factor.shape)))
+        if not loaded and adoptions == self._adoptions:
+            return
+        known, has_basis = self._has_basis, self.refreshes.asnumpy() > 0
+        self._adoptions, self._has_basis = adoptions, has_basis
+        if not loaded and known is not None and np.array_equal(known, has_basis):
+            return
+        for members, highest, factor in zip(self.group_members, self.highest, self.factors, strict=True):
+            values = np.where(has_basis[list(members)], highest, 1.0)
+            stacked = np.repeat(values, self.basis_layers[members[0]].copies).reshape(-1, 1, 1)
+            value = np.broadcast_to(stacked, factor.shape) if factor.ndim else values[0]
+            ops.assign(factor, Tensor(np.array(value, np.float32)))
 
     def construct(self, loss, gradients):
         """(loss, whether the step was finite and done), for unscaled gradients in the inner optimizer's order."""
