@@ -93,8 +93,8 @@ def test_a_layer_that_is_unfrozen_takes_adams_plain_step_until_it_has_a_basis(ji
 
 @pytest.mark.parametrize("notices_first", [False, True])
 def test_a_load_from_before_a_layers_first_basis_brings_its_rate_back(notices_first):
-    """Also where another step of the same optimizer is the first to notice the load."""
-    net, (x, y) = Mlp(), batch()
+    """Also where another step of the same optimizer is the first to notice the load. The layers' bases are stacked."""
+    net, (x, y) = Mlp((5, 5, 5)), batch(outputs=5)
     first = net.layers[0]
     first.weight.requires_grad = first.bias.requires_grad = False
     optimizer = thor.THOR(net, 1e-3, interval=4, params=list(net.get_parameters()))

@@ -60,8 +60,7 @@ class EigenUpdate(LayerUpdate):
         set_unregistered(
             self, basis_layers=tuple(layers), refreshes=refreshes, highest=highest, factors=ParameterTuple(factors)
         )
-        self._adoptions: tuple[int, ...] = ()
-        self._has_basis: np.ndarray | None = None
+        self._has_basis = np.zeros(len(layers), bool)
         #: the other weights by shape, whose moments are stacked as those of a group of layers are
         self.others_by_shape = alike([
             tuple(each.shape) if each.shape and device.stacks(each.size) else k  # a number has no axis
@@ -77,13 +76,10 @@ class EigenUpdate(LayerUpdate):
     def take_over(self, loaded: bool) -> None:
         """As for any update; layers that have their first basis now get their learning rate."""
         super().take_over(loaded)
-        adoptions = tuple(layer.adoptions for layer in self.basis_layers)
-        if not loaded and adoptions == self._adoptions:
+        has_basis = self.refreshes.asnumpy() > 0
+        if np.array_equal(has_basis, self._has_basis):
             return
-        known, has_basis = self._has_basis, self.refreshes.asnumpy() > 0
-        self._adoptions, self._has_basis = adoptions, has_basis
-        if not loaded and known is not None and np.array_equal(known, has_basis):
-            return
+        self._has_basis = has_basis
         for members, highest, factor in zip(self.group_members, self.highest, self.factors, strict=True):
             values = np.where(has_basis[list(members)], highest, 1.0)
             stacked = np.repeat(values, self.basis_layers[members[0]].copies).reshape(-1, 1, 1)
