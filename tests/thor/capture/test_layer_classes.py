@@ -152,14 +152,6 @@ def test_a_subclass_with_a_construct_of_its_own_is_left_out_until_it_is_declared
     assert left_out() == []
 
 
-def test_an_embedding_without_the_declared_weight_is_left_out_with_the_reason():
-    thor.register(Table, kind="embedding", weight="row")
-    net = nn.SequentialCell(Table(), nn.Dense(3, 2))
-    assert [item.reason for item in thor.THOR(net, 0.1, 0.1).left_out] == [
-        "has no Parameter 'row', which its class is declared to have"
-    ]
-
-
 class Table(nn.Cell):
     """An embedding of the user's own."""
 

@@ -204,6 +204,22 @@ def test_a_layer_norm_over_more_than_its_last_axis_is_left_out():
     ]
 
 
+def test_an_embedding_without_the_declared_weight_is_left_out_with_the_reason():
+    class Table(nn.Cell):
+        def __init__(self):
+            super().__init__()
+            self.rows = Parameter(Tensor(np.ones((9, 3), np.float32)), name="rows")
+
+        def construct(self, ids):
+            return ops.gather(self.rows, ids, 0)
+
+    thor.register(Table, kind="embedding", weight="row")
+    net = nn.SequentialCell(Table(), nn.Dense(3, 2))
+    assert [item.reason for item in thor.THOR(net, 0.1, 0.1).left_out] == [
+        "has no Parameter 'row', which its class is declared to have"
+    ]
+
+
 def test_a_batch_norm_with_channels_last_is_left_out():
     """MindSpore makes one on a GPU only."""
     net = Images()
