@@ -33,6 +33,7 @@ from thor.distributed.reduce import Means, unreduced
 from thor.runtime import device
 from thor.runtime.dropout_seeds import DropoutSeeds
 from thor.runtime.graph_ops import entry, over
+from thor.runtime.modes import operator_by_operator
 from thor.runtime.parameters import give_own_storage
 from thor.step.accumulation import Accumulators, Adder, Clearer, ScaledSums
 from thor.step.compiled_for import Flags, FlagWatch
@@ -101,8 +102,7 @@ class StepGraphs:
             give_own_storage(self.weights)
         self.ranks, self.sums, self.jit, self.state = ranks, sums, jit, state
         self.lengths: tuple[Any, ...] | None = None
-        self.scaled = False
-        self.built = self.curvature_built = 0
+        self.scaled, self.built, self.curvature_built = False, 0, 0
         self.message_bytes: dict[str, int] = {}
         self.watch = FlagWatch(forward.cells(), self.weights, constants=jit)
         self.flags = Flags((), (True,) * len(self.weights))
@@ -188,7 +188,7 @@ class StepGraphs:
     def _built(self, name: str, build: Callable[[], Compiled]) -> Compiled:
         self.curvature_built += name in CURVATURE_GRAPHS
         if not self.jit:
-            return build()
+            return operator_by_operator(build)
         device.trim_memory()  # that compiling the previous graph has left
         self.built += 1
         function = CompiledFunction(build(), self.parameters)
