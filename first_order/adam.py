@@ -14,7 +14,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, ops
 
 from first_order import checks, tensor_checks
-from first_order.base import FirstOrder, write_all
+from first_order.base import FirstOrder, map_with_rates, write_all
 from first_order.sparse_gradients import check_rows, dense_gradient, seen_rows
 from first_order.tensors import on_host, scalar, working_type
 
@@ -281,7 +281,10 @@ class Adam(FirstOrder):
         dense = self.unscaled(self.decayed(dense))
         correction = ops.sqrt(1 - self.beta2_power) / (1 - self.beta1_power)
         shared = (self.beta1_power, self.beta2_power, correction)
-        self.map_with_rates(self._move, shared, self.parameters, self.m, self.v, gradients, dense)
+        map_with_rates(
+            self.map_, self.get_lr(), self.is_group_lr, self._move, shared, self.parameters, self.m, self.v, gradients,
+            dense,
+        )  # fmt: skip
         ops.assign(self.beta1_power, self.beta1_power * self.beta1)
         ops.assign(self.beta2_power, self.beta2_power * self.beta2)
         return self.assignadd(self.global_step, self.global_step_increase_tensor)

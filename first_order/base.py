@@ -14,6 +14,7 @@ from first_order import checks, tensor_checks
 from first_order.cells import set_unregistered
 from first_order.compiled import CompiledFunction
 from first_order.storage_watch import StorageWatch
+from first_order.tensors import working_type
 
 
 class ConstantRate(nn.learning_rate_schedule.LearningRateSchedule):
@@ -32,8 +33,8 @@ class FirstOrder(nn.Optimizer):
     """Base class of the package's optimizers: an ``nn.Optimizer`` that compiles its own step.
 
     A call on the host runs one compiled function, in GRAPH_MODE and in PYNATIVE_MODE. Inside a graph (``ms.jit``,
-    ``ms.Model``, ``thor.THOR``) the step becomes part of that graph. float64 parameters are computed in float64,
-    scalars included.
+    ``ms.Model``, ``thor.THOR``) the step becomes part of that graph. float64 parameters are computed in float64. What
+    ``nn.Optimizer`` itself stores is float32: a loss scale, a weight decay, and rates in lists.
 
     Hyper-parameters given as Python functions are read by :meth:`prepare`. A call on the host starts with it. A graph
     around the optimizer is compiled once and cannot call Python functions: call ``prepare()`` before each step of it.
@@ -41,12 +42,12 @@ class FirstOrder(nn.Optimizer):
 
     def __init__(self, params: Any, learning_rate: Any, weight_decay: Any, loss_scale: float) -> None:
         check_rate("the learning rate", learning_rate)
+        check_decay("weight_decay", weight_decay)
         groups = parameter_groups(params)
         # set first: super().__init__() calls _build_single_lr(), which reads it
         set_unregistered(self, _has_float64=any(p.dtype == ms.float64 for p in _parameters(groups)))
         supplier = tensor_checks.supplier_of("learning_rate", learning_rate, checks.at_least_0)
         super().__init__(supplier() if supplier else learning_rate, groups, weight_decay, loss_scale)
-        self.has_float16 = any(p.dtype == ms.float16 for p in self.parameters)
         set_unregistered(self, _suppliers=[])
         if supplier:
             if self.is_group_lr:
@@ -70,7 +71,6 @@ class FirstOrder(nn.Optimizer):
         """Replace the optimized groups by ``groups`` and create the learning rates anew."""
         supplier = next((read for rate, read in self._suppliers if rate is self.learning_rate), None)
         set_unregistered(self, _has_float64=any(p.dtype == ms.float64 for p in _parameters(groups)))
-        self.has_float16 = any(p.dtype == ms.float16 for p in _parameters(groups))
         for name in [name for name in self._params if name.startswith("learning_rate")]:
             self._params.pop(name)
         if hasattr(self, "learning_rate"):  # a tuple, which is not in _params
@@ -105,24 +105,14 @@ class FirstOrder(nn.Optimizer):
         for parameter, supplier in self._suppliers:
             ops.assign(parameter, Tensor(supplier(), parameter.dtype))
 
-    def map_with_rates(self, function, shared, *lists):
-        """Call function(shared, rate, element of each list) for every parameter, in a graph.
-
-        This is a map because the compiler nests the rounds of a loop in each other, and fails if they are too many.
-        """
-        rate = self.get_lr()
-        if self.is_group_lr:
-            return self.map_(F.partial(function, shared), rate, *lists)
-        return self.map_(F.partial(function, shared, rate), *lists)
-
     def decayed(self, gradients):
-        """The gradients plus weight decay, in a graph; unlike nn.Optimizer, it adds float16 in float32."""
-        if not (self.has_float16 and self.exec_weight_decay):
-            return self.decay_weight(gradients)
-        decay, wide = self.get_weight_decay(), self.map_(_widened, gradients)
+        """The gradients plus weight decay, in a graph; unlike nn.Optimizer, in the working type of the weight."""
+        if not self.exec_weight_decay:
+            return gradients
+        decay = self.get_weight_decay()
         if self.is_group:
-            return self.map_(_decayed, decay, self.decay_flags, self._parameters, wide)
-        return self.map_(F.partial(_decayed, decay), self.decay_flags, self._parameters, wide)
+            return self.map_(_decayed, decay, self.decay_flags, self._parameters, gradients)
+        return self.map_(F.partial(_decayed, decay), self.decay_flags, self._parameters, gradients)
 
     def gradients_centralization(self, gradients):
         """Gradients less their means over all axes but the first, in groups with ``grad_centralization``, in a graph.
@@ -209,6 +199,25 @@ class FirstOrder(nn.Optimizer):
         return False
 
 
+def map_with_rates(over, rate, by_group, function, shared, *lists):
+    """Call function(shared, rate, element of each list) for every parameter, in a graph.
+
+    This is a map because the compiler nests the rounds of a loop in each other, and fails if they are too many. It is
+    no method, because MindSpore keeps the owner of a method that is given a function.
+
+    Args:
+        over: ``ops.Map()``.
+        rate: the learning rate, or a tuple of one for each parameter.
+        by_group: whether it is a tuple.
+        function: the function.
+        shared: its first argument.
+        lists: tuples of one value for each parameter.
+    """
+    if by_group:
+        return over(F.partial(function, shared), rate, *lists)
+    return over(F.partial(function, shared, rate), *lists)
+
+
 def _widened(gradient):
     """The gradient in the working type: float16 becomes float32."""
     if gradient.dtype == ms.float16:
@@ -241,9 +250,10 @@ def _all_dense(have_rows: tuple[bool | None, ...]) -> bool:
 
 
 def _decayed(decay, applies, weight, gradient):
-    """Gradient + decay * weight where decay applies, in the gradient's type."""
+    """Gradient + decay * weight where decay applies, in the working type of the weight."""
     if applies:
-        return gradient + weight.astype(gradient.dtype) * decay.astype(gradient.dtype)
+        dtype = working_type(weight.dtype)
+        return gradient.astype(dtype) + weight.astype(dtype) * decay.astype(dtype)
     return gradient
 
 
@@ -268,6 +278,7 @@ def parameter_groups(params: Any) -> list[Any]:
             if "params" in group:
                 group["params"] = parameter_groups(group["params"])
                 check_rate(f"lr of group {index}", group.get("lr", 0.0))
+                check_decay(f"weight_decay of group {index}", group.get("weight_decay", 0.0))
             elif "order_params" not in group:
                 raise ValueError(f"params: group {index} must have a list under 'params', but has {sorted(group)}")
         return groups
@@ -286,9 +297,24 @@ def decays_by_rule(parameter: Parameter) -> bool:
 
 
 def check_rate(name: str, value: Any) -> None:
-    """Raise for the wrong types that nn.Optimizer would accept as a rate; it checks all others itself."""
+    """Raise for the wrong types and for the values in a list or Tensor that nn.Optimizer would accept as a rate.
+
+    It checks all others itself.
+    """
     if isinstance(value, str | bool | dict) or value is None:
         raise TypeError(f"{name} must be a number, list, Tensor, schedule or function, but got {value!r}")
+    if isinstance(value, list | tuple | np.ndarray | Tensor):
+        rates = np.asarray(value.asnumpy() if isinstance(value, Tensor) else value)
+        if rates.ndim > 1:
+            raise ValueError(f"{name} must be one number, or one for each step, but has the shape {rates.shape}")
+        for step, rate in enumerate(rates.reshape(-1).tolist()):
+            checks.number(f"{name} of step {step}" if rates.ndim else name, rate, 0.0)
+
+
+def check_decay(name: str, value: Any) -> None:
+    """Raise for a bool, which nn.Optimizer would take for 0 or 1; it checks all others itself."""
+    if isinstance(value, bool):
+        raise TypeError(f"{name} must be a number or a schedule, but got {value!r}")
 
 
 def _parameters(groups: list[Any]) -> list[Parameter]:

@@ -33,17 +33,20 @@ class CompiledFunction:
     seconds: ClassVar[float] = 0.0
 
     def __init__(self, function: Callable[..., Any], parameters: Iterable[Parameter] = ()):
-        self._cell = _Graph(function)
-        weakref.finalize(self, _end, self._cell).atexit = False  # MindSpore frees what is left at its end
+        self._function, self._cell = function, _Graph()
+        weakref.finalize(self, _free, self._cell).atexit = False  # MindSpore frees what is left at its end
         self._namesakes = _namesakes(parameters)
 
     def __call__(self, *tensors: Any) -> Any:
         with _renamed(self._namesakes) if self._namesakes else nullcontext():
             try:
+                set_unregistered(self._cell, function=self._function)
                 return self._cell.compile_and_run(*tensors)
             except Exception:
                 clear_failed_call()
                 raise
+            finally:
+                set_unregistered(self._cell, function=None)
 
     @property
     def graphs(self) -> int:
@@ -65,12 +68,6 @@ def _free(cell: _Graph) -> None:
     cell.compile_cache.clear()
 
 
-def _end(cell: _Graph) -> None:
-    """Free the graphs of a Cell, and what its function holds: MindSpore keeps the Cell itself."""
-    _free(cell)
-    set_unregistered(cell, function=None)
-
-
 def clear_failed_call() -> None:
     """Clear what a call that has failed leaves behind.
 
@@ -80,11 +77,15 @@ def clear_failed_call() -> None:
 
 
 class _Graph(nn.Cell):
-    """A Cell around a function; what the function uses belongs to others and is no child."""
+    """A Cell around a function; what the function uses belongs to others and is no child.
 
-    def __init__(self, function: Callable[..., Any]):
+    MindSpore keeps the Cell. It therefore holds its function, and through it perhaps its owner, during calls alone.
+    """
+
+    function: Callable[..., Any] | None
+
+    def __init__(self):
         super().__init__(auto_prefix=False)
-        set_unregistered(self, function=function)
 
     def compile(self, *tensors: Any, **options: Any) -> None:
         """Compile, if there is no graph for such tensors, and count the seconds."""

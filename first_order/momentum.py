@@ -13,7 +13,7 @@ import numpy as np
 from mindspore import Tensor, ops
 
 from first_order import checks, tensor_checks
-from first_order.base import FirstOrder, write_all
+from first_order.base import FirstOrder, map_with_rates, write_all
 from first_order.tensors import on_host, scalar, working_type
 
 MODES = ("standard", "nesterov")
@@ -176,7 +176,9 @@ class Momentum(FirstOrder):
         share = ops.where(self.global_step.reshape(()) == 0, Tensor(1, self.beta.dtype), self.beta)
         # read before the updates: after an update of a weight, the graph would load them again for each weight
         shared = (share, self.alpha.value(), self.norm_coefficient.value())
-        self.map_with_rates(self._move, shared, self.parameters, self.velocities, gradients)
+        map_with_rates(
+            self.map_, self.get_lr(), self.is_group_lr, self._move, shared, self.parameters, self.velocities, gradients
+        )
         return self.assignadd(self.global_step, self.global_step_increase_tensor)
 
     def _move(self, shared, rate, param, velocity, gradient):

@@ -275,9 +275,11 @@ class Adafactor(HookedOptimizer, FirstOrder):
         twice = [p.name for p in split.members if id(p) in known]
         if twice:
             raise ValueError(f"param_group: {twice[0]} is in another group of this optimizer already")
-        # makes a throw-away optimizer: an invalid group raises here, before this optimizer changes
+        # makes throw-away optimizers: what is wrong raises here, before this optimizer changes
         Adafactor([split.base | split.options], self._lr)
-        self.regroup([*(group.base() for group in self.param_groups), split.base], self._lr)
+        groups = [*(group.base() for group in self.param_groups), split.base]
+        FirstOrder(groups, self._lr, 0.0, 1.0)
+        self.regroup(groups, self._lr)
         for group in self.param_groups:
             index = next(i for i, p in enumerate(self.parameters) if p is group["params"][0])
             group.bind(self.learning_rate[index] if self.is_group_lr else self.learning_rate)

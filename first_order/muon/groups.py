@@ -56,16 +56,17 @@ def divide(params: Any, flatten: bool, rate: Any, decay: float | None) -> Divisi
     return Division([*split, {"order_params": list(order)}], frozenset(muon))
 
 
-def check_adamw_rate(value: Any) -> Any:
-    """``adamw_learning_rate``; raise for what is no rate, and for a function: only one rate for all can be one."""
+def check_adamw_rate(value: Any, learning_rate: Any) -> Any:
+    """``adamw_learning_rate``; raise for what is no rate, and for functions: only one rate for all can be one."""
     if value is None:
         return None
     check_rate("adamw_learning_rate", value)
-    if tensor_checks.is_supplier(value):
-        raise TypeError(
-            f"adamw_learning_rate must be a number, list, Tensor or schedule, but got the function {value!r}: only one "
-            f"rate for all weights can be a function"
-        )
+    for name, rate in (("adamw_learning_rate", value), ("learning_rate beside adamw_learning_rate", learning_rate)):
+        if tensor_checks.is_supplier(rate):
+            raise TypeError(
+                f"{name} must be a number, list, Tensor or schedule, but got the function {rate!r}: only one rate for "
+                f"all weights can be a function"
+            )
     return value
 
 

@@ -195,7 +195,7 @@ class Muon(DecoupledDecay):
         adamw_learning_rate: Any = None, adamw_beta1: Any = 0.9, adamw_beta2: Any = 0.95, adamw_epsilon: Any = 1e-10,
         adamw_weight_decay: float | None = None,
     ) -> None:  # fmt: skip
-        rate = check_adamw_rate(adamw_learning_rate)
+        rate = check_adamw_rate(adamw_learning_rate, learning_rate)
         decay = None if adamw_weight_decay is None else checks.at_least_0("adamw_weight_decay", adamw_weight_decay)
         division = divide(params, checks.flag("flatten", flatten), rate, decay)
         super().__init__(division.items, learning_rate, weight_decay, loss_scale)

@@ -82,7 +82,9 @@ class SOAP(DecoupledDecay):
     ) -> None:  # fmt: skip
         super().__init__(params, learning_rate, weight_decay, loss_scale)
         if ms.get_context("device_target") == "Ascend":
-            raise RuntimeError("SOAP needs eigh, which MindSpore has for CPU and GPU only, but the device is an Ascend")
+            raise NotImplementedError(
+                "SOAP needs eigh, which MindSpore has for CPU and GPU only, but the device is an Ascend"
+            )
         self.beta1 = self._hyper("beta1", beta1, checks.below_1)
         self.beta2 = self._hyper("beta2", beta2, checks.below_1)
         self.shampoo_beta = (

@@ -14,7 +14,7 @@ from thor.runtime.errors import UserError
 
 _MOST_NAMES = 10  # in one line
 _STATE = ("global_step", "learning_rate", "momentum", "beta1_power", "beta2_power")
-_STATE_PREFIXES = (AVERAGE_PREFIX, "thor.", "loss_scale.", "adafactor_step.", "learning_rate_group_")
+_STATE_PREFIXES = (AVERAGE_PREFIX, "thor.", "loss_scale.", "adafactor_", "learning_rate_group_")
 
 
 @dataclass(frozen=True)

@@ -340,6 +340,8 @@ class TrainSettings(Settings):
             raise ValueError(
                 "clip_norm is for first-order optimizers; with thor use thor.clip_each, or thor.clip with inverses"
             )
+        if self.optimizer == "soap" and self.device == "Ascend":
+            raise ValueError("soap needs eigh, which MindSpore has for CPU and GPU only; take another optimizer")
         if self.reconstructs and self.label_smoothing:
             raise ValueError(f"label_smoothing belongs to loss = cross_entropy, and loss is {self.loss}; leave it out")
         if self.batch_size % self.data.ranks:

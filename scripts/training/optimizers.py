@@ -73,7 +73,7 @@ def build_stepper(
         if settings.optimizer == "thor":
             return _thor(settings, network, loss, steps_per_epoch, blocks)
         return _first_order(settings, network, loss, steps_per_epoch)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, NotImplementedError) as error:
         raise UserError(f"{settings.optimizer}: {error}") from error
 
 

@@ -1,8 +1,9 @@
 """What groups of parameters have of their own, for each optimizer."""
 
+import mindspore as ms
 import numpy as np
 import pytest
-from mindspore import nn
+from mindspore import Tensor, nn
 
 from first_order import SOAP, Adafactor, Adam, Momentum, Muon
 from tests.first_order.arrays import arrays, make_parameters, tensors
@@ -48,3 +49,30 @@ def test_muons_adamw_may_have_a_constant_rate_beside_a_schedule():
     before = weights[1].asnumpy().copy()
     optimizer(tensors(arrays(1, [(2, 3), (2,)])))
     np.testing.assert_allclose(np.abs(weights[1].asnumpy() - before), 1e-6, rtol=1e-6)
+
+
+WRONG_RATES = [
+    ([0.1, -0.1], "of step 1 must be finite and at least 0, but got -0.1"),
+    ([float("nan")], "of step 0 must be finite and at least 0, but got nan"),
+    (Tensor(-0.1, ms.float32), "must be finite and at least 0, but got -0.1"),
+    ([[0.1], [0.2]], r"must be one number, or one for each step, but has the shape \(2, 1\)"),
+]
+
+
+@pytest.mark.parametrize(("rate", "words"), WRONG_RATES, ids=["negative", "nan", "tensor", "nested"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_wrong_rate_is_refused_for_all_and_for_a_group(name, rate, words):
+    parameters = make_parameters(arrays(0, SHAPES))
+    with pytest.raises(ValueError, match=f"the learning rate.* {words}"):
+        OPTIMIZERS[name](parameters, rate)
+    with pytest.raises(ValueError, match=f"lr of group 0.* {words}"):
+        OPTIMIZERS[name]([{"params": parameters, "lr": rate}], 0.1)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_decay_is_a_number(name):
+    parameters = make_parameters(arrays(0, SHAPES))
+    with pytest.raises(TypeError, match="weight_decay must be a number.* but got True"):
+        OPTIMIZERS[name](parameters, 0.1, weight_decay=True)
+    with pytest.raises(TypeError, match="weight_decay (of group 0 )?must be a number.* but got True"):
+        OPTIMIZERS[name]([{"params": parameters, "weight_decay": True}], 0.1)

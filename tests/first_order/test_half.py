@@ -44,8 +44,7 @@ def test_weight_decay_is_that_of_float32(kind, groups):
 
 @pytest.mark.parametrize("kind", MADE)
 @pytest.mark.parametrize("dtype", [ms.float16, ms.float32, ms.float64])
-@pytest.mark.parametrize("groups", [False, True])
-@pytest.mark.parametrize("scale", [1.0, 8.0])
+@pytest.mark.parametrize(("groups", "scale"), [(False, 8.0), (True, 1.0)])
 def test_weight_decay_is_added_to_the_gradient(kind, dtype, groups, scale):
     """L2, not decoupled: two steps are those of gradients that have the decay times the weight in them."""
     decay = {"weight_decay": 0.1}
@@ -142,6 +141,17 @@ def test_float16_that_is_added_later_and_float16_gradients_of_float32_weights():
     weight = Parameter(Tensor(np.zeros(3, np.float32)), name="w")
     Momentum([weight], 1000.0, loss_scale=scale)((gradients[1],))
     np.testing.assert_allclose(weight.asnumpy(), -1000 * small, rtol=1e-3)
+
+
+@pytest.mark.parametrize("kind", MADE)
+@pytest.mark.parametrize(("of_weight", "of_gradient"), [(ms.float32, ms.float16), (ms.float64, ms.float32)])
+def test_gradients_of_another_type_may_have_weight_decay(kind, of_weight, of_gradient):
+    gradient, found = Tensor([0.25, -0.5], of_gradient), []
+    for given in (gradient, gradient.astype(of_weight)):
+        weight = Parameter(Tensor([0.75, -0.5], of_weight), name="w")
+        MADE[kind]([weight], weight_decay=0.1)((given,))
+        found.append(weight.asnumpy())
+    np.testing.assert_array_equal(*found)
 
 
 def test_a_pair_of_arrays_and_a_state_that_is_none_are_told_of():

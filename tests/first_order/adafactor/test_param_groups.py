@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from mindspore import Tensor
+from mindspore import Parameter, Tensor
 
 from first_order import Adafactor
 from tests.first_order.adafactor.torch_adafactor import Torch, assert_same
@@ -139,3 +139,20 @@ def test_a_wrong_group_is_not_added_and_the_optimizer_goes_on_as_if_nobody_had_t
         one(g)
     assert len(optimizer.param_groups) == 1 and rates(optimizer) == [0.1]
     np.testing.assert_array_equal(ours[0].asnumpy(), undisturbed[0].asnumpy())
+
+
+@pytest.mark.parametrize("wrong", ["a name twice", "lists of two lengths"])
+def test_a_group_that_is_wrong_beside_the_others_is_not_added(wrong):
+    values, lists = arrays(0, [(3, 4), (5,)]), wrong == "lists of two lengths"
+    ours = make_parameters(values)
+    optimizer = Adafactor([{"params": ours[:1], "lr": [0.1] * 3}] if lists else ours[:1], lr=0.1)
+    added = {"params": ours[1:], "lr": [0.1] * 2}
+    if not lists:
+        added = {"params": [Parameter(Tensor(values[1]), name=ours[0].name)]}
+    before = [p.name for p in optimizer.get_parameters()]
+    with pytest.raises((RuntimeError, ValueError), match="same size" if lists else "already exists"):
+        optimizer.add_param_group(added)
+    optimizer.param_groups[0]["d"] = 2.0  # compiles the step anew
+    optimizer(tensors(arrays(1, [(3, 4)])))
+    assert [p.name for p in optimizer.get_parameters()] == before
+    assert not np.array_equal(ours[0].asnumpy(), values[0])

@@ -53,16 +53,25 @@ def test_the_optimizer_is_pytorchs_over_50_steps(no_bfloat16, dtype, mode, optio
 
 
 def test_with_bfloat16_it_is_pytorchs_as_it_is():
-    """Where a sum falls between two numbers of bfloat16, the order of its terms decides."""
+    """Where a sum falls between two numbers of bfloat16, the order of its terms decides.
+
+    A Muon that does not round to bfloat16 ends farther away.
+    """
     values = arrays(0, SHAPES, np.float32)
-    theirs, ours = theirs_with(values), make_parameters(values)
-    optimizer = Muon(ours, 0.02, **OPTIONS, ns_dtype=ms.bfloat16)
+    theirs, rounded, exact = theirs_with(values), make_parameters(values), make_parameters(values)
+    optimizers = Muon(rounded, 0.02, **OPTIONS, ns_dtype=ms.bfloat16), Muon(exact, 0.02, **OPTIONS)
     for step in range(20):
         gradients = arrays(step + 1, SHAPES, np.float32)
         theirs.step(gradients)
-        optimizer(tensors(gradients))
-    for mine, other in zip(ours, theirs.values, strict=True):
+        for optimizer in optimizers:
+            optimizer(tensors(gradients))
+    for mine, other in zip(rounded, theirs.values, strict=True):
         assert_close(mine, other, np.float32, factor=100.0)
+    near, far = (
+        sum(np.square(mine.asnumpy() - other).sum() for mine, other in zip(ours, theirs.values, strict=True))
+        for ours in (rounded, exact)
+    )
+    assert near < far / 4
 
 
 hypers = st.fixed_dictionaries({
@@ -289,6 +298,7 @@ BAD_GROUPS = [
     (groups(), {"adamw_epsilon": -1.0}, ValueError, "adamw_epsilon must be finite and at least 0, but got -1"),
     (groups(), {"adamw_weight_decay": -1.0}, ValueError, "adamw_weight_decay must be finite and at least 0"),
     (groups(), {"adamw_learning_rate": lambda: 0.1}, TypeError, "adamw_learning_rate must be a number, list"),
+    (groups(), {"learning_rate": lambda: 0.1, "adamw_learning_rate": 0.1}, TypeError, "learning_rate beside adamw_"),
     (groups(), {"adamw_learning_rate": "fast"}, TypeError, "adamw_learning_rate must be a number, .*, but got 'fast'"),
     (groups(), {"flatten": None}, TypeError, "flatten must be True or False, but got None"),
     (groups(), {"ns_dtype": "bfloat16"}, ValueError, "ns_dtype must be None .*, but got 'bfloat16'"),
@@ -298,7 +308,7 @@ BAD_GROUPS = [
 @pytest.mark.parametrize(("params", "options", "error", "message"), BAD_GROUPS)
 def test_errors_of_the_optimizer(params, options, error, message):
     with pytest.raises(error, match=message):
-        Muon(params, 0.1, **options)
+        Muon(params, **({"learning_rate": 0.1} | options))
 
 
 def test_errors_of_gradients_and_state():

@@ -42,7 +42,7 @@ def test_a_head_of_another_size_keeps_its_initial_values(tmp_path):
 
 def test_what_the_file_lacks_and_what_the_network_lacks_is_named(tmp_path):
     tensors = {"0.weight": (5, 4), "head.weight": (2, 2), "ema.0.weight": (5, 4), "moments.0.weight": (5, 4)}
-    tensors |= {"global_step": (1,), "thor.step": (1,)}
+    tensors |= {"global_step": (1,), "thor.step": (1,), "adafactor_row.0.weight+3": (4, 5)}
     saved = [{"name": name, "data": ms.Tensor(np.ones(shape, np.float16))} for name, shape in tensors.items()]
     ms.save_checkpoint(saved, str(tmp_path / "w.ckpt"))
     net = network()

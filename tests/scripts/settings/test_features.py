@@ -298,6 +298,7 @@ def test_mixed_precision_trains_with_a_dynamic_loss_scale(tmp_path, level, optim
         ({"loss_scale": 0.5}, "loss_scale = 0.5: must be a number >= 1, or dynamic"),
         ({"loss_scale": "often"}, "loss_scale = 'often': must be a number >= 1, or dynamic"),
         ({"clip_norm": 1.0}, "clip_norm is for first-order optimizers; with thor use thor.clip_each, or"),
+        ({"optimizer": "soap", "device": "Ascend"}, "soap needs eigh, which MindSpore has for CPU and GPU only"),
         ({"amp": "O1"}, "amp = 'O1': must be 'O0', 'O2' or 'O3'"),
         ({"ema": 1.0}, "ema = 1.0: must be less than 1"),
         ({"thor": {"inner": "sgd"}}, "thor.inner = 'sgd': must be 'momentum' or 'adam'"),

@@ -48,6 +48,7 @@ def number(value):
             {"relative_damping": 0.5},
             lambda optimizer: optimizer.options.relative and optimizer.options.damping(0) == 0.5,
         ),
+        ({"relative_damping": 0.5}, lambda optimizer: optimizer.options.graft and optimizer.options.interval(0) == 1),
         ({"graft": True}, lambda optimizer: optimizer.options.graft),
         ({"momentum": 0.7}, lambda optimizer: number(optimizer.inner.momentum) == 0.7),
         ({"split": "block"}, lambda optimizer: optimizer.options.plan.split == "block"),
