@@ -74,6 +74,14 @@ def load_state(optimizer: nn.Cell, plan: Parameter, layers: Sequence[Layer], par
     lost = [p.name for p in optimizer.get_parameters() if p.name not in own and p.name not in elsewhere]
     if lost:
         raise ValueError(f"the checkpoint lacks {len(lost)} of the optimizer's Parameters, {lost[0]} among them")
+    shapes = {p.name: tuple(p.shape) for p in optimizer.get_parameters() if p.name in own}
+    other = next((name for name, shape in shapes.items() if tuple(own[name].shape) != shape), None)
+    if other is not None:
+        raise ValueError(
+            f"the checkpoint has {other} of the shape {tuple(own[other].shape)}, but it must be {shapes[other]}: where "
+            f"ranks share the layers, ms.save_checkpoint(optimizer, ...) saves those of one rank; save "
+            f"optimizer.state()"
+        )
     copies = {name: Parameter(Tensor(value.asnumpy().copy(), value.dtype), name=name) for name, value in own.items()}
     ms.load_param_into_net(optimizer, copies)
 

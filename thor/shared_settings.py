@@ -9,6 +9,7 @@ from typing import Any
 
 from mindspore import Tensor
 
+from thor.distributed.agreement import same_everywhere, same_values
 from thor.optimizer import THOR
 from thor.plain_optimizer import PlainOptimizer
 
@@ -37,6 +38,14 @@ def shared_settings(optimizer: THOR | PlainOptimizer, accumulate: int) -> dict[s
         | {"groups of inner": [{k: _numbers(v) for k, v in each.items() if k != "params"} for each in groups]}
         | (_of_plain(optimizer) if isinstance(optimizer, PlainOptimizer) else _of_thor(optimizer))
     )
+
+
+def compare_over_ranks(optimizer: THOR | PlainOptimizer, accumulate: int) -> None:
+    """Raise ValueError on all ranks if they have other settings, weights or moments than rank 0; all must call it."""
+    ranks, inner = optimizer.ranks, optimizer.inner
+    assert ranks is not None
+    same_everywhere(ranks, shared_settings(optimizer, accumulate))
+    same_values(ranks, {id(p): p for p in (*inner.parameters, *inner.get_parameters())}.values())
 
 
 def _of_plain(optimizer: PlainOptimizer) -> dict[str, Any]:

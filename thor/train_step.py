@@ -22,7 +22,7 @@ from first_order.checks import check_int, flag
 from first_order.compiled import clear_failed_call
 from first_order.storage_watch import StorageWatch
 from thor.ahead import Ahead
-from thor.distributed.agreement import same_everywhere, same_values
+from thor.distributed.agreement import same_everywhere
 from thor.distributed.ranks import copy_first
 from thor.optimizer import THOR
 from thor.plain_optimizer import PlainOptimizer
@@ -32,7 +32,7 @@ from thor.runtime.graph_ops import forget_compiled_construct
 from thor.runtime.parameters import read
 from thor.settings.kinds import INVERSE
 from thor.settings.learning_rate import RateList
-from thor.shared_settings import shared_settings
+from thor.shared_settings import compare_over_ranks, shared_settings
 from thor.step.accumulation import Accumulators
 from thor.step.diagnose import first_bad_layer, likely_cause, stop_message
 from thor.step.differentiated import Differentiated
@@ -67,7 +67,7 @@ class TrainStep(nn.Cell):
 
     control: THOR | PlainOptimizer
     loss_fn: Callable[..., Any] | None
-    _bound = False
+    _bound = _compared = False
 
     def __init__(
         self, net: nn.Cell, loss_fn: Callable[..., Any] | None, optimizer: nn.Cell, *, has_aux: bool = False,
@@ -283,10 +283,11 @@ class TrainStep(nn.Cell):
         """Notice loaded or changed state, check the network, and write the learning rate."""
         control = self.control
         self._notice_changes()
-        if not self._state_watch.noted and control.ranks is not None:  # ranks may have loaded different checkpoints
-            same_everywhere(control.ranks, shared_settings(control, self.accumulate))
-            moments = control.inner.get_parameters()
-            same_values(control.ranks, {id(p): p for p in (*control.inner.parameters, *moments)}.values())
+        if not self._compared and control.ranks is not None:  # ranks may have loaded different checkpoints
+            compare_over_ranks(control, self.accumulate)
+            if self.accumulate > 1:  # loaded sums are those of one rank
+                self.micro_batches.begin_anew()
+            self._compared = True  # a load that only some ranks notice later must not make them wait for the others
         self._moving.before_step()
         self._rates.before_step()
         if isinstance(control, THOR):
@@ -367,8 +368,7 @@ class TrainStep(nn.Cell):
 
     def _notice_changes(self) -> None:
         """Follow what has been loaded, and options, flags and weights that have changed since the last step."""
-        control, graphs = self.control, self.step_graphs
-        inner = control.inner
+        control, graphs, inner = self.control, self.step_graphs, self.control.inner
         changes = getattr(inner, "changes", 0)
         if changes != self._inner_changes:
             no_more_parameters(inner, len(self.update.weights))
@@ -386,8 +386,8 @@ class TrainStep(nn.Cell):
                 self._state_watch.restore()
             self._state_watch.forget()
             forget_compiled_construct(inner)
-            if self.accumulate > 1 and not self._sums_watch.moved:
-                self.micro_batches.begin_anew()  # the sums were not loaded and belong to a lost step
+            if self.accumulate > 1 and (control.ranks is not None or not self._sums_watch.moved):
+                self.micro_batches.begin_anew()  # the sums belong to a lost step, or are those of one rank
         # another step may have adopted new caches, or noticed a load
         self.update.renew_groups(control.own_state.loads if self._state_watch.noted else None)
         unfrozen = next((p.name for p in self._not_optimized if p.requires_grad), None)

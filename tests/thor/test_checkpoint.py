@@ -3,7 +3,7 @@
 import mindspore as ms
 import numpy as np
 import pytest
-from mindspore import nn
+from mindspore import Parameter, Tensor, nn
 
 import thor
 from tests.support.networks import Mixed, Mlp, assert_equal, batch, images, make, squared_error, values
@@ -128,6 +128,32 @@ def test_in_the_middle_of_an_accumulated_step(tmp_path):
     save_and_load((step,), (fresh,), tmp_path, "ckpt")
     assert run(step, 8, 17, batch) == run(fresh, 8, 17, batch)
     assert_equal(step, fresh)
+
+
+def test_a_half_done_step_loaded_into_a_running_step_goes_on(tmp_path):
+    """Its sums too are read by graphs that were compiled before."""
+    settings = SETTINGS | {"accumulate": 3, "jit": True}
+    _, step = make(Mlp(seed=0), **settings)
+    run(step, 0, 8, batch)
+    ms.save_checkpoint(step, str(tmp_path / "step.ckpt"))
+    wanted = run(step, 8, 17, batch)
+    ms.load_param_into_net(step, ms.load_checkpoint(str(tmp_path / "step.ckpt")))
+    assert run(step, 8, 17, batch) == wanted
+
+
+def test_a_checkpoint_of_other_shapes_changes_nothing():
+    """Where ranks share the layers, each has one number in place of what another rank holds."""
+    net = Mlp()
+    optimizer, step = make(net, **SETTINGS)
+    run(step, 0, 3, batch)
+    state = {entry["name"]: Parameter(entry["data"]) for entry in optimizer.state()}
+    name = next(name for name in state if name.endswith(".inverse"))
+    state[name] = Parameter(Tensor(np.zeros(1, np.float32)))
+    before = values(optimizer)
+    state["thor.step"] = Parameter(Tensor([77], ms.int32))
+    with pytest.raises(ValueError, match=rf"{name} of the shape \(1,\), but it must be .*save optimizer.state"):
+        optimizer.load(state)
+    assert all(np.array_equal(value, before[name]) for name, value in values(optimizer).items())
 
 
 @pytest.mark.parametrize("jit", [True, False])

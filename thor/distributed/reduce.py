@@ -50,10 +50,12 @@ class Sums(nn.Cell):
         """Bytes that one call puts into messages."""
         return 4 * sum(self.lengths)
 
-    def construct(self, values, weight):
-        """The sums over the ranks of ``weight`` * value, in float32, for a tuple of values and this rank's weight."""
+    def construct(self, values, weight, before):
+        """The sums over the ranks of ``weight`` * value, in float32, for a tuple of values and this rank's weight.
+
+        The messages are sent after ``before`` is computed, which all earlier messages have to be part of.
+        """
         sums = ()
-        before = values[0]
         for run in self.members:
             buffer = ops.cat(over(ops.partial(self._flattened, values), run))
             buffer = self.all_reduce(ops.depend(buffer * weight, before))
@@ -93,7 +95,7 @@ class Means(nn.Cell):
     def construct(self, loss, values, examples):
         """(mean loss, means of ``values``), each in its own type; ``examples`` is this rank's number of examples."""
         head = ops.stack((loss.astype(ms.float32), ops.ones_like(loss).astype(ms.float32)))
-        sums = self.sums((head,) + values, examples)
+        sums = self.sums((head,) + values, examples, head)
         share = 1.0 / sums[0][1]
         means = over(ops.partial(self._mean, sums, share, values), self.indices)
         return (sums[0][0] * share).astype(loss.dtype), means

@@ -143,6 +143,11 @@ def gather(
             count = 0
             for inputs in batches():
                 loss, *fresh = step(*inputs)
+                if loss.size != 1:
+                    raise ValueError(
+                        f"the loss must be one number, but has shape {tuple(loss.shape)}: take the mean over the "
+                        f"examples (reduction='mean')"
+                    )
                 if not np.isfinite(loss.asnumpy()):
                     raise FloatingPointError(f"the loss of batch {count} is {loss.asnumpy()}: nothing can be profiled")
                 if not sums:

@@ -62,7 +62,8 @@ class RateList:
 
 def count_rates(inner: nn.Optimizer) -> int | None:
     """How many learning rates an optimizer was given as a list, one a step; None where its rate never ends."""
-    rates = inner.learning_rate if isinstance(inner.learning_rate, tuple) else (inner.learning_rate,)
+    several = isinstance(inner.learning_rate, tuple | nn.CellList)  # one for each weight, if groups have their own
+    rates = inner.learning_rate if several else (inner.learning_rate,)
     lists = [getattr(rate, "learning_rate", None) for rate in rates]
     counts = [each.shape[0] for each in lists if isinstance(each, Parameter) and each.ndim == 1]
     return min(counts, default=None)

@@ -95,7 +95,7 @@ class EigenUpdate(LayerUpdate):
         directions = ()
         if self.across is not None:  # no rank may wait for another one within a branch
             found, directions, plain = self._steps(by_layer, others)
-            directions = self.from_row(directions, by_layer)
+            directions = self.from_row(directions, by_layer, gradients)
         if finite:
             if self.across is None:
                 found, directions, plain = self._steps(by_layer, others)

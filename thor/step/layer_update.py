@@ -189,9 +189,12 @@ class LayerUpdate(Moving):
     def _cut_group(self, directions, gradients, group):
         return self.cells_of_groups[group].cut(directions, gradients)
 
-    def from_row(self, directions, by_layer):
-        """The directions, cut, summed over this row of ranks."""
-        sums = self.across(over(ops.partial(nested_entry, directions), self.captured_sources), 1.0)
+    def from_row(self, directions, by_layer, gradients):
+        """The directions, cut, summed over this row of ranks, once the means of all gradients are there.
+
+        A rank that holds none of a message's layers sends zeros, which would wait for nothing.
+        """
+        sums = self.across(over(ops.partial(nested_entry, directions), self.captured_sources), 1.0, gradients)
         return over(ops.partial(self.layer_from_row, sums), by_layer, self.sums_at)
 
     def layer_from_row(self, sums, gradients, at):

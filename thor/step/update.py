@@ -66,7 +66,7 @@ class Update(LayerUpdate):
         if self.by_weight:
             matrices, directions = by_layer, self.cut(directions, grouped)
         if self.across is not None:
-            directions = self.from_row(directions, by_layer)
+            directions = self.from_row(directions, by_layer, gradients)
         if self.graft:
             directions = over(_grafted, directions, matrices, self.layers_in)
         others = over(ops.partial(entry, gradients), self.others)

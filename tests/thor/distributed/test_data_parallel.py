@@ -5,11 +5,9 @@ import numpy as np
 import pytest
 
 import thor
-from tests.support.msrun import run_job
+from tests.support.msrun import run_job, starts_processes
 from tests.support.networks import Mlp
 from tests.thor.distributed import parallel_worker
-
-pytestmark = [pytest.mark.slow, pytest.mark.jobs]
 
 TWO, FOUR = parallel_worker.OF_RANKS[2], parallel_worker.OF_RANKS[4]
 # float32 sums in another order, through 30 steps
@@ -73,16 +71,19 @@ def check(name, ranks, alone):
             np.testing.assert_allclose(value, own[key], rtol=1e-3, atol=1e-3 * scale, err_msg=key)
 
 
+@starts_processes
 @pytest.mark.parametrize("name", [name for name in TWO if name != "accumulated"])
 def test_two_processes_train_as_one(name, two, alone):
     check(name, two[1], alone)
 
 
+@starts_processes
 @pytest.mark.parametrize("name", FOUR)
 def test_four_processes_train_as_one(name, four, alone):
     check(name, four[1], alone)
 
 
+@starts_processes
 def test_accumulated_micro_batches_are_averaged_over_the_ranks_once_a_step(two, alone):
     """Equal weights for every example, though micro-batches and shares of ranks have different sizes."""
     weights = alone("accumulated")[2]
@@ -91,6 +92,7 @@ def test_accumulated_micro_batches_are_averaged_over_the_ranks_once_a_step(two, 
             np.testing.assert_allclose(value, weights[key], err_msg=key, **CLOSE)
 
 
+@starts_processes
 def test_one_rank_a_layer_holds_less(two, four, alone):
     """With "one", all ranks together hold each inverse once; what every rank has are the estimates."""
     whole = alone("one, pynative")[0]
@@ -104,6 +106,7 @@ def test_one_rank_a_layer_holds_less(two, four, alone):
         assert max(held) < cache
 
 
+@starts_processes
 def test_bytes_of_messages(two, alone):
     """Gradients always; one rank a layer: directions too; a refresh sends flags, and inverses to who holds them."""
     for rank in two[1]:
@@ -118,6 +121,7 @@ def test_bytes_of_messages(two, alone):
     assert alone("all")[3] == {"refresh": 0}
 
 
+@starts_processes
 @pytest.mark.parametrize("ranks", ["two", "four"])
 def test_a_checkpoint_of_several_ranks_goes_on_on_one(ranks, request, alone):
     """A state of any number of ranks is a whole one: it loads into a plain optimizer, bit for bit."""

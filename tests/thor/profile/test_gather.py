@@ -172,6 +172,10 @@ def interrupted():
     raise KeyboardInterrupt
 
 
+def each_example(output, target):
+    return ((output - target) ** 2).sum(1)
+
+
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
@@ -179,18 +183,18 @@ def interrupted():
         ({"batches": [batch(scale=np.inf)]}, FloatingPointError, ("loss of batch 0", "nothing can be profiled")),
         ({"batches": [batch(), batch(scale=np.nan)]}, FloatingPointError, ("loss of batch 1", "nan")),
         ({"batches": [batch(scale=1e25)]}, FloatingPointError, ("layers.0.a0", "not finite")),
+        ({"batches": [batch()], "loss": each_example}, ValueError, ("must be one number", "(6,)", "reduction='mean'")),
         ({"batches": [batch()], "on_batch": interrupted}, KeyboardInterrupt, ()),
         ({"batches": [batch(inputs=7)]}, Exception, ()),
     ],
 )
 def test_what_goes_wrong_leaves_the_network_as_it_was(options, error, words):
     net = Mlp()
-    before = describe(net)
+    before, loss = describe(net), gather.loss_of(net, options.get("loss", squared_error))
     with pytest.raises(error) as caught:
         gather.gather(
-            net, gather.loss_of(net, squared_error), stream(*options["batches"]), find_targets(net)[0],
-            options.get("on_batch", lambda: None),
-        )  # fmt: skip
+            net, loss, stream(*options["batches"]), find_targets(net)[0], options.get("on_batch", lambda: None)
+        )
     assert all(word in str(caught.value) for word in words), str(caught.value)
     assert describe(net) == before
 
