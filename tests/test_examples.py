@@ -7,7 +7,7 @@ import runpy
 
 import pytest
 
-from tests.support.msrun import run_job
+from tests.support.msrun import run_job, starts_processes
 from tests.support.paths import ROOT
 
 FOLDER = ROOT / "examples"
@@ -44,7 +44,7 @@ def test_an_example_learns(name):
     assert LEARNT[name](importlib.import_module(f"examples.{name}").main())
 
 
-@pytest.mark.slow
+@starts_processes
 def test_two_processes_learn_the_same(tmp_path):
     """The losses are of different halves of each batch, the weights the same."""
     run_job(tmp_path, f"examples/{JOB}.py")

@@ -38,13 +38,12 @@ def train(step, make_batch, steps, bad=()):
     return [loss.asnumpy().tobytes() for loss in losses]
 
 
-@pytest.mark.parametrize("kind", NETWORKS)
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_run_with_bad_batches_is_the_same_bit_for_bit(name, kind, monkeypatch):
+def test_a_run_with_bad_batches_is_the_same_bit_for_bit(name, monkeypatch):
     """They come alone, in a row, and just before and at steps with curvature (every second step)."""
     found = []
     for ahead in (False, True):
-        _, _, step, make_batch = trainer(monkeypatch, ahead=ahead, name=name, kind=kind)
+        _, _, step, make_batch = trainer(monkeypatch, ahead=ahead, name=name, kind="batch norm")
         losses = train(step, make_batch, range(16), bad={1, 3, 4, 7, 8, 9, 13})
         found.append((losses, step))
     assert found[0][0] == found[1][0]

@@ -58,16 +58,6 @@ def test_gradients_may_be_changed_in_between():
         np.testing.assert_allclose(values(other)[name], value, rtol=1e-5)
 
 
-def test_clipping_by_the_global_norm():
-    x, y = batch(scale=30.0)
-    net = Mlp()
-    optimizer, grad_fn = loop(net, momentum=0.0)
-    for _ in range(4):
-        loss, gradients = grad_fn(x, y)
-        optimizer(ops.clip_by_global_norm(gradients, 1.0))
-        assert np.isfinite(float(loss))
-
-
 def test_several_losses_of_one_network_with_one_optimizer():
     x, y = batch()
     net = Mlp()

@@ -84,7 +84,7 @@ def model(net, step):
     return ms.Model(step, eval_network=evaluation, metrics={"mse": nn.MSE()}, eval_indexes=[0, 1, 2])
 
 
-def test_model_train_equals_a_plain_loop(mode, tmp_path, capsys):
+def test_model_train_equals_a_plain_loop(tmp_path, capsys):
     loop_net, net = Mlp(), Mlp()
     _, loop = make(loop_net, jit=True, **SETTINGS)
     for _ in range(2):

@@ -22,11 +22,10 @@ from scripts.run_folder.heartbeat import Beat
 from scripts.run_folder.metrics_recorder import read_metrics
 from scripts.settings.yaml_config import save_config
 from tests.scripts.training.test_loop import last_tensors
+from tests.support.msrun import starts_processes
 from tests.support.tiny_runs import tiny_settings
 from tests.support.waiting import wait_until
 from thor.runtime.errors import UserError
-
-pytestmark = [pytest.mark.slow, pytest.mark.jobs]
 
 #: each rank holds the inverses of some layers
 SHARED = {"learning_rate": 0.01, "damping": 1.0, "clip": 1.0, "interval": 4, "block_size": 16}
@@ -61,6 +60,7 @@ def ended(process: subprocess.Popen, timeout: float = 400) -> tuple[int, str, st
     return process.returncode, output, errors
 
 
+@starts_processes
 @pytest.mark.parametrize(
     ("fault", "after", "options", "message"),
     [
@@ -75,6 +75,7 @@ def test_one_line_names_rank_and_cause(tmp_path, fault, after, options, message)
     assert re.fullmatch(rf"error: rank 1 after step {after} \(step\): {message} \[.*worker_1\.log\]\n", errors)
 
 
+@starts_processes
 def test_a_killed_worker_costs_nothing_but_time(tmp_path):
     """SIGKILL and one restart: the weights are those of an undisturbed job, bit for bit."""
     assert ended(start(tmp_path, "none"))[0] == 0
@@ -88,11 +89,13 @@ def test_a_killed_worker_costs_nothing_but_time(tmp_path):
     assert [line["step"] for line in read_metrics(tmp_path / "kill") if line["kind"] == "step"] == list(range(1, 21))
 
 
+@starts_processes
 def test_a_stop_file_that_was_made_before_a_worker_died_ends_the_restarted_job(tmp_path):
     status, _, errors = ended(start(tmp_path, "ask", "--restarts", "1"))
     assert status == 3 and errors.endswith("restart 1 of 1\nended by the file `stop` in the run's folder\n")
 
 
+@starts_processes
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_all_ranks_end_after_the_same_step(tmp_path, number):
     """SIGTERM to the launcher, or its sudden death: one checkpoint, of the last line's step, and no orphans."""
@@ -120,6 +123,7 @@ def ask_one_rank(job: subprocess.Popen, run: Path) -> None:
     processes.roles(msrun.pid)["1"].send_signal(signal.SIGTERM)
 
 
+@starts_processes
 @pytest.mark.parametrize(
     ("ask", "status", "message"),
     [

@@ -13,12 +13,10 @@ from scripts.training import job_ranks
 from scripts.training.evaluation import Evaluator
 from scripts.training.loop import train
 from tests.scripts.training.test_loop import last_tensors, quiet
-from tests.support.msrun import run_job
+from tests.support.msrun import run_job, starts_processes
 from tests.support.tiny_runs import tiny_settings
 from thor.distributed import ranks as ranks
 from thor.runtime.errors import UserError
-
-pytestmark = [pytest.mark.slow, pytest.mark.jobs]
 
 
 def test_the_environment_announces_a_job():
@@ -132,6 +130,7 @@ def variants(tmp_path, suffix):
     }
 
 
+@starts_processes
 def test_two_processes_train_and_evaluate_as_one(tmp_path):
     for name, settings in variants(tmp_path, "-job").items():
         save_config(settings, tmp_path / f"{name}.yaml")

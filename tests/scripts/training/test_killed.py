@@ -64,7 +64,7 @@ def killed_settings(tmp_path, out: str, accumulation: int = 1):
 def at_random():
     seed = random.randrange(1000)
     choice = random.Random(seed)
-    return [("step", choice.randint(1, 12)), ("checkpoint", choice.randint(1, 15))]
+    return [("step", choice.randint(1, 12)), ("checkpoint", choice.randint(1, 13))]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """Layers of mint.nn, further layers of nn, and layers that a user declares: the factors and steps of their twins."""
 
+import functools
+
 import mindspore as ms
 import numpy as np
 import pytest
@@ -73,16 +75,9 @@ def weight_of(cell):
 
 def alike(net, twin):
     """Give a network the weights of its twin."""
-    for cell in (net.first,):
-        value = twin.first.weight.asnumpy()
-        if isinstance(cell, Fused):
-            cell.kernel.set_data(Tensor(value.T.copy()))
-            if cell.shift is not None:
-                cell.shift.set_data(Tensor(twin.first.bias.asnumpy()))
-        else:
-            cell.weight.set_data(Tensor(value))
-            if twin.first.bias is not None:
-                cell.bias.set_data(Tensor(twin.first.bias.asnumpy()))
+    fused, (kernel, *bias) = isinstance(net.first, Fused), [p.asnumpy() for p in twin.first.trainable_params()]
+    for mine, value in zip(net.first.trainable_params(), [kernel.T.copy() if fused else kernel, *bias], strict=True):
+        mine.set_data(Tensor(value))
     for mine, theirs in zip(net.last.trainable_params(), twin.last.trainable_params(), strict=True):
         mine.set_data(Tensor(theirs.asnumpy()))
     return net
@@ -100,33 +95,39 @@ def declare():
     thor.register(Counted)
 
 
+SPLITS = {"mean": {"block_size": 3}, "rank": {"split": "block+rank", "rank": 2}}
+
+
+def stepped(net, sharing, split, jit):
+    """Factors and weights after three steps."""
+    optimizer, step = make(net, jit=jit, weight_sharing=sharing, **SPLITS[split])
+    for _ in range(3):
+        step(*batch(6, 2))
+    assert [layer.kind for layer in optimizer.layers] == ["dense", "dense"]
+    return *optimizer.factors("first"), weight_of(net.first), net.last.weight.asnumpy()
+
+
+@functools.cache
+def of_twin(has_bias, sharing, split, jit):
+    return stepped(Net(nn.Dense(5, 4, has_bias=has_bias)), sharing, split, jit)
+
+
 @pytest.mark.parametrize(
-    ("options", "jit"),
-    [({"block_size": 3}, False), ({"split": "block+rank", "rank": 2}, False), ({"block_size": 3}, True)],
-    ids=["mean", "rank", "jit"],
+    ("sharing", "has_bias", "split", "jit"),
+    [(*shared, split, False) for shared in (("expand", True), ("pooled", False), ("reduce", True)) for split in SPLITS]
+    + [("expand", True, "mean", True)],
 )
-@pytest.mark.parametrize(("sharing", "has_bias"), [("expand", True), ("pooled", False), ("reduce", True)])
 @pytest.mark.parametrize("first", DENSE.values(), ids=DENSE)
-def test_a_dense_layer_of_any_class_steps_as_nn_dense_does(first, has_bias, sharing, options, jit):
+def test_a_dense_layer_of_any_class_steps_as_nn_dense_does(first, sharing, has_bias, split, jit):
     declare()
-    twin = Net(nn.Dense(5, 4, has_bias=has_bias))
-    net = alike(Net(first(has_bias)), twin)
-    x, y = batch(6, 2)
-    moved = []
-    for each in (net, twin):
-        optimizer, step = make(each, jit=jit, weight_sharing=sharing, **options)
-        for _ in range(3):
-            step(x, y)
-        moved.append((*optimizer.factors("first"), weight_of(each.first), each.last.weight.asnumpy()))
-        assert [layer.kind for layer in optimizer.layers] == ["dense", "dense"]
-    for mine, theirs in zip(*moved, strict=True):
+    net = alike(Net(first(has_bias)), Net(nn.Dense(5, 4, has_bias=has_bias)))
+    for mine, theirs in zip(stepped(net, sharing, split, jit), of_twin(has_bias, sharing, split, jit), strict=True):
         np.testing.assert_allclose(mine, theirs, **CLOSE)
 
 
 def test_a_compute_type_of_its_own_stays_the_layers():
     declare()
     net = Net(Fused(5, 4, compute=ms.float16))
-    fill(net, 0)
     optimizer, step = make(net)
     losses = [float(step(*batch(6)).asnumpy()) for _ in range(4)]
     assert losses[-1] < losses[0] and optimizer.factors("first")[0].dtype == np.float32

@@ -245,7 +245,7 @@ def test_the_reference_derives_as_finite_differences_do():
 
 
 @pytest.mark.parametrize("kind", LOSSES)
-def test_gradients_and_factors_are_those_of_the_whole_loss(mode, kind):
+def test_gradients_and_factors_are_those_of_the_whole_loss(kind):
     net, batch = Mlp(SIZES), data()
     wanted = Reference(net, kind, *batch)
     dense = [wanted.factors(at) for at in range(3)]
@@ -271,7 +271,7 @@ def test_operator_by_operator_they_are_the_same(kind):
             np.testing.assert_allclose(ours, theirs, **CLOSE)
 
 
-def test_a_fourth_derivative_has_the_gradients_of_the_network_without_taps(mode):
+def test_a_fourth_derivative_has_the_gradients_of_the_network_without_taps():
     batch = data()
     wanted = plain_gradients(Mlp(SIZES), FourthOrder, batch)
     _, found, optimizer = gathered(Mlp(SIZES), FourthOrder, batch)
@@ -307,27 +307,27 @@ def test_a_layer_whose_output_is_in_no_loss_takes_the_plain_gradient(caplog):
     assert "net.layers.2" in caplog.text and "derivatives" in caplog.text
 
 
-class Jacobians(nn.Cell):
-    """A loss by ``mindspore.jacrev``, which maps over the rows of the Jacobian."""
+class Mapped(nn.Cell):
+    """A loss by ``mindspore.jacrev`` or ``jacfwd``, which map over the Jacobian, or by ``vmap`` itself."""
 
-    def __init__(self, net):
+    def __init__(self, net, transform):
         super().__init__()
         self.net = net
-        self.jacobian = ms.jacrev(net)
+        self.mapped = transform(net)
 
     def construct(self, x):
-        return (self.jacobian(x) ** 2).mean()
+        return (self.mapped(x) ** 2).mean()
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_a_mapped_gradient_is_refused_with_its_cure(mode, accumulate):
-    whole = Jacobians(Mlp(SIZES))
+@pytest.mark.parametrize(("transform", "accumulate"), [(ms.jacrev, 1), (ms.jacrev, 2), (ms.jacfwd, 1), (ms.vmap, 1)])
+def test_a_mapped_gradient_is_refused_with_its_cure(transform, accumulate):
+    whole = Mapped(Mlp(SIZES), transform)
     _, step = make(whole, loss_fn=None, jit=True, accumulate=accumulate)
     with pytest.raises(RuntimeError, match=r"jacrev.*mindspore\.grad of one output at.*skip=.*MindSpore says: ."):
         step(data()[0])
 
 
-def test_what_is_wrong_with_a_loss_is_still_told_first(mode):
+def test_what_is_wrong_with_a_loss_is_still_told_first():
     whole = nn.SequentialCell(Mlp(SIZES))
     _, step = make(whole, loss_fn=None, jit=True)
     with pytest.raises(TypeError, match="the loss must be one number"):

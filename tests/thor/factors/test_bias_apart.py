@@ -140,7 +140,7 @@ NETWORKS = {  # first layers, whose inputs fit one block
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_training_with_all_inputs_in_one_block_equals_whole_factors(name, mode, inverses):
+def test_training_with_all_inputs_in_one_block_equals_whole_factors(name, inverses):
     """Step by step, with averages, traces and all: 5 inputs and a bias in a block of 5 against a block of 6."""
     make_net, make_batch, layer, size = NETWORKS[name]
     settings = {"interval": 2, "factor_interval": 1, "factor_decay": 0.9}

@@ -139,8 +139,7 @@ def test_the_first_masks_are_those_of_the_seed():
 
 
 @OPTIMIZER
-@pytest.mark.parametrize("mode", ["GRAPH_MODE", "PYNATIVE_MODE"], indirect=True)
-def test_plain_steps_of_any_length_are_one_graph(make, mode):
+def test_plain_steps_of_any_length_are_one_graph(make):
     net = Mlp()
     step = thor.TrainStep(net, squared_error, make(net))
     step(*batch(6))

@@ -3,7 +3,7 @@
 import mindspore as ms
 import numpy as np
 import pytest
-from mindspore import Tensor
+from mindspore import Tensor, nn
 
 from first_order.compiled import CompiledFunction
 from tests.support.networks import Mixed, Mlp, make
@@ -23,7 +23,7 @@ def powers(layer):
 @pytest.mark.parametrize("target", ["CPU", "GPU"])
 @pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize("network", [Mlp, Mixed, Tied])
-def test_averages_move_by_the_gain_of_their_layer(network, scaled, target, mode):
+def test_averages_move_by_the_gain_of_their_layer(network, scaled, target):
     optimizer, _ = make(network(), block_size=2, norms=True)
     layers = optimizer.captured
     rng = np.random.default_rng(0)
@@ -45,12 +45,26 @@ def test_averages_move_by_the_gain_of_their_layer(network, scaled, target, mode)
         np.testing.assert_allclose(each.asnumpy(), wanted, rtol=1e-6, atol=1e-6, err_msg=each.name)
 
 
-def test_both_ways_to_move_an_average_are_the_same_to_the_bit(mode):
+class Moved(nn.Cell):
+    """One average, moved by one of the ways."""
+
+    def __init__(self, move, start):
+        super().__init__()
+        self.move, self.average = move, ms.Parameter(Tensor(start), name="average")
+
+    def construct(self, gain, fresh):
+        return self.move(self.average, gain, fresh)
+
+
+def test_both_ways_to_move_an_average_are_the_same_to_the_bit():
+    """Compiled and operator by operator."""
     rng = np.random.default_rng(1)
-    start, value = (rng.standard_normal((2, 5, 7)).astype(np.float32) for _ in range(2))
-    found = []
+    start, fresh = (rng.standard_normal((2, 5, 7)).astype(np.float32) for _ in range(2))
+    found = set()
     for move in (moved_by_sum, moved_by_descent):
-        average = ms.Parameter(Tensor(start), name="average")
-        move(average, Tensor(np.float32(0.3)), Tensor(value))
-        found.append(average.asnumpy().tobytes())
-    assert found[0] == found[1]
+        for compiled in (False, True):
+            moved = Moved(move, start)
+            step = CompiledFunction(moved, [moved.average]) if compiled else moved
+            step(Tensor(np.float32(0.3)), Tensor(fresh))
+            found.add(moved.average.asnumpy().tobytes())
+    assert len(found) == 1

@@ -117,7 +117,7 @@ def test_what_is_left_out_is_chosen_by_the_damping():
     given = options(damping=0.03)
     assert (given.kind, given.relative, given.graft, given.interval(0)) == ("inverse", False, False, 100)
     falling = options(damping=thor.RelativeDamping(lambda step: 0.5 / (1 + step)))
-    assert (falling.kind, falling.damping(4)) == ("inverse", 0.1)
+    assert (falling.kind, falling.damping(4), falling.graft, falling.interval(0)) == ("inverse", 0.1, False, 100)
 
 
 @pytest.mark.parametrize(
