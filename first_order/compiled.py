@@ -31,10 +31,14 @@ class CompiledFunction:
     """
 
     seconds: ClassVar[float] = 0.0
+    _ended: ClassVar[list[_Graph]] = []  # whose owners are gone
 
     def __init__(self, function: Callable[..., Any], parameters: Iterable[Parameter] = ()):
+        while self._ended:
+            _free(self._ended.pop())
         self._function, self._cell = function, _Graph()
-        weakref.finalize(self, _free, self._cell).atexit = False  # MindSpore frees what is left at its end
+        # not freed at once: MindSpore collects garbage while it compiles, and would compile that graph once more
+        weakref.finalize(self, self._ended.append, self._cell).atexit = False  # MindSpore frees what is left at its end
         self._namesakes = _namesakes(parameters)
 
     def __call__(self, *tensors: Any) -> Any:

@@ -47,7 +47,7 @@ def test_every_projection_of_a_transformer_is_captured():
     captured = {layer.name.removeprefix("both.") for layer in optimizer.layers if layer.refreshes}
     stack = {"encoder.layers.0": ["self_attn"], "decoder.layers.0": ["self_attn", "multihead_attn"]}
     for layer, attentions in stack.items():
-        assert {f"{layer}.linear1", f"{layer}.linear2"} <= captured
+        assert {f"{layer}.dense1", f"{layer}.dense2"} <= captured
         for attention in attentions:
             of_one = {name for name in captured if name.startswith(f"{layer}.{attention}.")}
             assert any("in_proj" in name for name in of_one) and any("out_proj" in name for name in of_one)
