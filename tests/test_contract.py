@@ -14,7 +14,7 @@ from mindspore import Tensor, nn, ops
 import thor
 from first_order import SOAP, Adafactor, Adam, Momentum, Muon
 from tests.support.compilations import count_compilations
-from tests.support.modes import in_mode
+from thor.runtime.modes import in_mode
 
 FIRST_ORDER = {
     "Adam": partial(Adam, learning_rate=0.02),

@@ -17,11 +17,11 @@ from scripts.run_folder.metrics_recorder import read_metrics
 from scripts.settings.yaml_config import load_config
 from scripts.training.loop import train
 from tests.scripts.training.test_loop import quiet
-from tests.support.modes import in_mode
 from tests.support.networks import Mixed, Mlp, batch, images, make
 from tests.support.paths import ROOT
 from tests.support.tiny_runs import write_set
 from thor.profile.profile_file import Profile
+from thor.runtime.modes import in_mode
 
 FILES = ROOT / "tests" / "earlier_files" / "0.1.0"
 SETTINGS = {"interval": 4, "factor_interval": 2, "factor_decay": 0.9, "block_size": 3}

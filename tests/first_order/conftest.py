@@ -10,7 +10,7 @@ from pathlib import Path
 import mindspore as ms
 import pytest
 
-from tests.support.modes import in_mode
+from thor.runtime.modes import in_mode
 
 
 @pytest.fixture(autouse=True)

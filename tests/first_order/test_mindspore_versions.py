@@ -6,7 +6,7 @@ import pytest
 from mindspore import Parameter, Tensor, nn, ops
 
 from first_order import mindspore_versions
-from tests.support.modes import in_mode
+from thor.runtime.modes import in_mode
 
 VALUES = {"zeros": np.zeros(3), "ones": np.ones(3), "numbers": np.arange(3), "not a number": np.full(3, np.nan)}
 

@@ -3,7 +3,7 @@
 import mindspore as ms
 import pytest
 
-from tests.support.modes import in_mode
+from thor.runtime.modes import in_mode
 
 
 @pytest.fixture(params=[ms.GRAPH_MODE, ms.PYNATIVE_MODE], ids=["graph", "pynative"])

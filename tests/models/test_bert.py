@@ -8,8 +8,8 @@ from scipy.special import erf, softmax
 import models
 import thor
 from models.bert import BertConfig, BertEmbeddings, BertForMaskedLM, BertLayer, BertModel
-from tests.support.modes import in_mode
 from tests.support.networks import fill
+from thor.runtime.modes import in_mode
 
 SMALL = {"vocab_size": 50, "hidden_size": 8, "layers": 2, "heads": 2, "max_positions": 16}
 IDS = np.random.default_rng(0).integers(5, 50, (3, 6)).astype(np.int32)

@@ -6,7 +6,7 @@ import mindspore as ms
 from mindspore import nn
 
 import thor
-from tests.support.modes import in_mode
+from thor.runtime.modes import in_mode
 
 CLOSE = {"rtol": 3e-4, "atol": 1e-6}
 

@@ -8,10 +8,10 @@ import mindspore as ms
 import numpy as np
 import pytest
 
-from tests.support.modes import in_mode
 from thor.factors import blocks
 from thor.profile import timing
 from thor.profile.factor_shape import Timing
+from thor.runtime.modes import in_mode
 
 
 @pytest.fixture(autouse=True)

@@ -12,8 +12,8 @@ from mindspore import Parameter, Tensor
 import thor
 from models.autoencoder import autoencoder
 from scripts.data import fashion_mnist
-from tests.support.modes import in_mode
 from tests.support.networks import squared_error
+from thor.runtime.modes import in_mode
 
 pytestmark = pytest.mark.slow
 

@@ -1,4 +1,4 @@
-"""MindSpore's mode, for functions that are not to be compiled."""
+"""MindSpore's mode within a block of code, and functions that are not to be compiled."""
 
 from __future__ import annotations
 
@@ -10,17 +10,20 @@ import mindspore as ms
 
 
 @contextmanager
-def pynative_mode() -> Iterator[None]:
-    """PYNATIVE_MODE within the context, and the mode as it was behind it."""
+def in_mode(mode: int) -> Iterator[None]:
+    """GRAPH_MODE or PYNATIVE_MODE within the context, and the mode as it was behind it."""
     before = ms.get_context("mode")
-    if before == ms.PYNATIVE_MODE:
-        yield
-        return
-    ms.set_context(mode=ms.PYNATIVE_MODE)
+    _set(mode)
     try:
         yield
     finally:
-        ms.set_context(mode=before)
+        _set(before)
+
+
+def _set(mode: int) -> None:
+    """Change the mode, if it is another one: MindSpore keeps a record of every change."""
+    if ms.get_context("mode") != mode:
+        ms.set_context(mode=mode)
 
 
 def operator_by_operator(build: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
@@ -29,11 +32,11 @@ def operator_by_operator(build: Callable[[], Callable[..., Any]]) -> Callable[..
     In GRAPH_MODE MindSpore compiles gradients and calls of Cells unasked. Such a graph goes on reading the storage that
     a Parameter had when it was compiled.
     """
-    with pynative_mode():
+    with in_mode(ms.PYNATIVE_MODE):
         function = build()
 
     def run(*tensors: Any) -> Any:
-        with pynative_mode():
+        with in_mode(ms.PYNATIVE_MODE):
             return function(*tensors)
 
     return run

@@ -10,6 +10,7 @@ import numpy as np
 from mindspore import Parameter, Tensor
 
 from first_order.compiled import clear_failed_call
+from thor.runtime.modes import in_mode
 from thor.step.forward import Forward
 
 
@@ -53,7 +54,6 @@ def first_bad_layer(forward: Forward, weights: Iterable[Parameter], inputs: tupl
     for weight in weights:
         if not is_finite(weight):
             return f"weight {weight.name} is not finite"
-    mode = ms.get_context("mode")
     handles: list[Any] = []
     bad: list[str] = []
 
@@ -64,21 +64,20 @@ def first_bad_layer(forward: Forward, weights: Iterable[Parameter], inputs: tupl
 
         return hook
 
-    ms.set_context(mode=ms.PYNATIVE_MODE)
     try:
-        for name, cell in net.cells_and_names():
-            if name and not list(cell.cells()):
-                handles.append(cell.register_forward_hook(watch(name)))
-        loss = forward.loss(*inputs)
-        if bad:
-            return bad[0]
-        if forward.loss_fn is not None and not is_finite(loss):
-            return "every layer's output is finite, the loss is not"
-        return _first_bad_gradient(forward, weights, inputs)
+        with in_mode(ms.PYNATIVE_MODE):
+            for name, cell in net.cells_and_names():
+                if name and not list(cell.cells()):
+                    handles.append(cell.register_forward_hook(watch(name)))
+            loss = forward.loss(*inputs)
+            if bad:
+                return bad[0]
+            if forward.loss_fn is not None and not is_finite(loss):
+                return "every layer's output is finite, the loss is not"
+            return _first_bad_gradient(forward, weights, inputs)
     finally:
         for handle in handles:
             handle.remove()
-        ms.set_context(mode=mode)
 
 
 def _first_bad_gradient(forward: Forward, weights: list[Parameter], inputs: tuple[Any, ...]) -> str | None:

@@ -10,8 +10,8 @@ import pytest
 from mindspore import Parameter, Tensor, mint, nn, ops
 
 from tests.support.derivatives import CLOSE, Penalty, gathered, plain_gradients
-from tests.support.modes import in_mode
 from tests.support.networks import fill
+from thor.runtime.modes import in_mode
 
 
 class Shifted(nn.Cell):

@@ -7,8 +7,8 @@ from mindspore import Tensor
 
 import thor
 from first_order import Adam
-from tests.support.modes import in_mode
 from tests.support.networks import Mlp, batch, squared_error, values
+from thor.runtime.modes import in_mode
 
 
 def with_a_view(net):
